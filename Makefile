@@ -14,10 +14,8 @@ OPTIONS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# Test processes run side by side; tests/conftest.py gives each one computing thread. The files whose tests take longest
-# come first, so that no process is left alone with one of them at the end.
+# Test processes run side by side; tests/conftest.py gives each one computing thread, and puts the longest files first.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-LONGEST_FIRST := tests/parallel/test_sharding.py tests/e2e tests/faults tests/parallel tests/jobs tests/train tests/serve tests
 ifneq ($(strip $(TORCH_INDEX)),)
 CHOSEN_TORCH := chosen-torch
 endif
@@ -48,7 +46,7 @@ quickstart: $(VENV)/.installed
 # Tests start hundreds of processes, each of which would compile the source again.
 test test-system test-faults test-models: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not system and not campaign" $(PARALLEL) $(LONGEST_FIRST)
+	$(PYTEST) -m "not system and not campaign" $(PARALLEL)
 
 test-system: $(VENV)/.installed-dev
 	$(PYTEST) -m "system and not campaign"

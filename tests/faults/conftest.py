@@ -62,7 +62,7 @@ def disturbed(*arguments, **options):
     return original(*arguments, **options)
 setattr(owner, leaf, disturbed)
 sys.argv = ["sheepop", *sys.argv[5:]]
-from sheepop.cli.main import main
+from sheepop.__main__ import main
 main()
 """
 

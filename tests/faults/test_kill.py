@@ -64,7 +64,7 @@ def test_interrupted_after_twenty_steps(
     process = reference.launcher.start(*reference.options(run))
     log = run / "metrics.jsonl"
     while process.poll() is None and not (log.is_file() and '"step": 20,' in log.read_text()):
-        time.sleep(0.001)
+        time.sleep(0.005)
     process.send_signal(number)
     done = process.wait()
     assert done.code == code, done.err

@@ -113,13 +113,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def together(launcher: Launcher, text_folder: Path) -> Together:
     """A way to start ranks."""
     return Together(launcher, text_folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(together: Together, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that one process makes."""
     run = tmp_path_factory.mktemp("alone") / "run"

@@ -106,10 +106,16 @@ def _alone(network: ModelConfig, training: TrainingConfig, steps: list[PreparedS
     return _Alone(gradients, [(each.loss, each.norm) for each in taken], states, weights)
 
 
-def _compare(layouts: list[Any], network: ModelConfig) -> None:
+@pytest.fixture(params=[_FEWER, pytest.param(_STEPS, marks=pytest.mark.campaign)])
+def in_first(request: pytest.FixtureRequest) -> int:
+    """How many steps are taken in the first layout of a test: enough every day, all of them in a campaign."""
+    return int(request.param)
+
+
+def _compare(layouts: list[Any], network: ModelConfig, in_first: int = _STEPS) -> None:
     """Trains in every layout, with an optimizer and perhaps another network; the first rank does so on one device too.
 
-    All steps are taken in the first layout, and some in the others; ``bench/parallel_proof.py`` takes all in each.
+    It takes `in_first` steps in the first layout, and a few in the others; ``bench/parallel_proof.py`` takes all.
     """
     torch.set_num_threads(1)
     with Ranks.joined() as ranks:
@@ -124,7 +130,7 @@ def _compare(layouts: list[Any], network: ModelConfig) -> None:
             # Two micro-batches are enough to add gradients up; every data rank and every stage of a pipeline needs one.
             rows_at_once = 2 if layout.config.pipeline > 1 or len(layout.share(4)) < 4 else 4
             steps = _steps(rows_at_once, has_documents=layout.config.context_method != "ring")
-            steps = steps if place == 0 else steps[:_FEWER]
+            steps = steps[: _FEWER if place else in_first]
             given = [_alone(chosen, training, steps) if rank == 0 else None]
             torch.distributed.broadcast_object_list(given)
             (alone,) = given
@@ -194,33 +200,35 @@ def test_two_ranks_learn_what_one_device_learns_with_every_zero_stage(together: 
     together.call(2, _compare, layouts, _NETWORK)
 
 
-def test_replicas_of_sharded_copies_learn_the_same(together: Together) -> None:
+def test_replicas_of_sharded_copies_learn_the_same(together: Together, in_first: int) -> None:
     one_key = _NETWORK.replace(num_kv_heads=1, head_dim=1, position_encoding="learned")  # of which one rank has nothing
-    together.call(4, _compare, [({"zero": 3, "shard": 2}, "adafactor")], one_key)
+    together.call(4, _compare, [({"zero": 3, "shard": 2}, "adafactor")], one_key, in_first)
 
 
-def test_tensor_ranks_learn_the_same_beside_data_ranks(together: Together) -> None:
+def test_tensor_ranks_learn_the_same_beside_data_ranks(together: Together, in_first: int) -> None:
     layouts: list[Any] = [
         ({"tensor": 2}, "adafactor"),  # which do not divide the vocabulary
         ({"tensor": 2}, "adamw", _RICH.replace(vocab_size=68)),
         ({"tensor": 2, "zero": 0}, "adamw", _SPLIT),
     ]
-    together.call(2, _compare, layouts, _RICH)
+    together.call(2, _compare, layouts, _RICH, in_first)
     pieces_of_parts: list[Any] = [({"tensor": 2, "zero": 3}, "muon"), ({"tensor": 2, "zero": 3}, "adafactor")]
-    together.call(4, _compare, pieces_of_parts, _NETWORK.replace(vocab_size=68))
+    together.call(4, _compare, pieces_of_parts, _NETWORK.replace(vocab_size=68), in_first)
 
 
-def test_context_ranks_learn_the_same_from_parts_of_rows(together: Together) -> None:
+def test_context_ranks_learn_the_same_from_parts_of_rows(together: Together, in_first: int) -> None:
     two, four = {"context": 2}, {"context": 2, "tensor": 2}
-    together.call(2, _compare, [(two, "adamw")], _RICH.replace(ngrams={"rows": 64}, position_encoding="rope"))
-    together.call(4, _compare, [(four, "adamw")], _RICH.replace(sliding_window=6, num_kv_heads=4))
+    together.call(2, _compare, [(two, "adamw")], _RICH.replace(ngrams={"rows": 64}, position_encoding="rope"), in_first)
+    together.call(4, _compare, [(four, "adamw")], _RICH.replace(sliding_window=6, num_kv_heads=4), in_first)
 
 
 _DELTA = {"layers": (0, 2), "num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
 _HYBRID = _NETWORK.replace(num_layers=4, gated_convolution={"layers": (1,)}, position_encoding="rope")
 
 
-def test_layers_without_attention_learn_the_same_where_ranks_do_not_split_them(together: Together) -> None:
+def test_layers_without_attention_learn_the_same_where_ranks_do_not_split_them(
+    together: Together, in_first: int
+) -> None:
     both = _HYBRID.replace(gated_delta_net=_DELTA, attention_output_gate=True)
     layouts: list[Any] = [
         ({"zero": 3}, "adamw", both),
@@ -228,7 +236,7 @@ def test_layers_without_attention_learn_the_same_where_ranks_do_not_split_them(t
         ({"context": 2}, "adamw", _HYBRID),
         ({"tensor": 2}, "adamw", _RICH.replace(attention_output_gate=True)),
     ]
-    together.call(2, _compare, layouts, both)
+    together.call(2, _compare, layouts, both, in_first)
 
 
 def test_layers_that_ranks_cannot_split_are_refused() -> None:
@@ -252,13 +260,13 @@ _MIXED = _NETWORK.replace(
 )
 
 
-def test_ranks_that_share_experts_learn_the_same_beside_all_others(together: Together) -> None:
-    together.call(2, _compare, [({"expert": 2, "zero": 2}, "adamw")], _MIXED)
+def test_ranks_that_share_experts_learn_the_same_beside_all_others(together: Together, in_first: int) -> None:
+    together.call(2, _compare, [({"expert": 2, "zero": 2}, "adamw")], _MIXED, in_first)
     four: list[Any] = [
         ({"expert": 4, "context": 2, "tensor": 2, "zero": 3}, "muon"),
         ({"pipeline": 2, "expert": 2}, "adamw", _MIXED.replace(num_layers=4)),
     ]
-    together.call(4, _compare, four, _MIXED)
+    together.call(4, _compare, four, _MIXED, in_first)
 
 
 _LATENT = _MIXED.replace(
@@ -267,7 +275,7 @@ _LATENT = _MIXED.replace(
 )  # fmt: skip
 
 
-def test_ranks_that_split_latent_attention_learn_the_same(together: Together) -> None:
+def test_ranks_that_split_latent_attention_learn_the_same(together: Together, in_first: int) -> None:
     latent = {"kv_rank": 12, "rope_head_dim": 2}
     without = _LATENT.replace(latent_attention=latent, value_head_dim=5, attention_sinks=True)
     two: list[Any] = [
@@ -275,18 +283,18 @@ def test_ranks_that_split_latent_attention_learn_the_same(together: Together) ->
         ({"context": 2}, "adamw", without),
         ({"context": 2, "context_method": "ring"}, "adamw"),
     ]
-    together.call(2, _compare, two, _LATENT)
+    together.call(2, _compare, two, _LATENT, in_first)
 
 
-def test_a_ring_of_context_ranks_learns_the_same(together: Together) -> None:
+def test_a_ring_of_context_ranks_learns_the_same(together: Together, in_first: int) -> None:
     network = _RICH.replace(position_encoding="rope", attention_sinks=False, num_heads=3, head_dim=8, num_kv_heads=1)
     ring = {"context": 2, "context_method": "ring"}
-    together.call(2, _compare, [(ring, "adamw")], network.replace(ngrams={"rows": 64}))
+    together.call(2, _compare, [(ring, "adamw")], network.replace(ngrams={"rows": 64}), in_first)
     four: list[Any] = [
         ({**ring, "context": 4, "zero": 3}, "adamw"),
         ({**ring, "tensor": 2}, "adamw", network.replace(num_heads=4, num_kv_heads=2)),
     ]
-    together.call(4, _compare, four, network)
+    together.call(4, _compare, four, network, in_first)
 
 
 def test_a_ring_refuses_what_it_does_not_compute() -> None:
@@ -316,25 +324,25 @@ def test_a_ring_refuses_what_it_does_not_compute() -> None:
 _DEEP = _NETWORK.replace(num_layers=5, position_encoding="learned")
 
 
-def test_the_stages_of_a_pipeline_learn_the_same_in_every_order(together: Together) -> None:
+def test_the_stages_of_a_pipeline_learn_the_same_in_every_order(together: Together, in_first: int) -> None:
     orders = [
         ({"pipeline": 2, "schedule": "gpipe", "zero": 1}, "adamw"),
         ({"pipeline": 2, "schedule": "1f1b", "zero": 1}, "muon"),
         ({"pipeline": 2, "schedule": "interleaved", "zero": 1}, "adamw"),
         ({"pipeline": 2, "schedule": "zero_bubble", "zero": 1}, "adamw"),
     ]
-    together.call(2, _compare, orders, _DEEP)
+    together.call(2, _compare, orders, _DEEP, in_first)
 
 
-def test_pipelines_learn_the_same_beside_other_ranks(together: Together) -> None:
+def test_pipelines_learn_the_same_beside_other_ranks(together: Together, in_first: int) -> None:
     rich = _RICH.replace(num_layers=4)
-    together.call(2, _compare, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], rich)
+    together.call(2, _compare, [({"pipeline": 2, "schedule": "zero_bubble"}, "adamw")], rich, in_first)
     four: list[Any] = [
         ({"pipeline": 2, "tensor": 2}, "adafactor", rich.replace(vocab_size=68)),
         ({"pipeline": 4, "schedule": "gpipe"}, "adamw", rich.replace(ngrams={"rows": 64}, embedding_norm=True)),
         ({"pipeline": 2, "zero": 1, "schedule": "interleaved"}, "muon", rich.replace(tie_weights=False)),
     ]
-    together.call(4, _compare, four, rich)
+    together.call(4, _compare, four, rich, in_first)
 
 
 @pytest.mark.campaign

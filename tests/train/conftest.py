@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,9 +48,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return build_corpus(data, TokenizerConfig(algorithm="char"), output, seed=0, console=Console.silent())
 
 
-@pytest.fixture
-def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Builds a trainer in ``tmp_path/name``; with `resume` it goes on from the run's last good checkpoint.
+@contextmanager
+def trainers(corpus: Corpus, folder: Path) -> Iterator[Callable[..., Trainer]]:
+    """Builds a trainer in ``folder/name``; with `resume` it goes on from the run's last good checkpoint.
 
     `network` are settings of the model, `change` does something to it as it is built; all else are training settings.
     """
@@ -88,7 +89,7 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
         model = build_model(config, seed)
         change(model)
         optimizers = build_optimizers(model, training)
-        run = RunDirectory.open(tmp_path / name) if resume else RunDirectory.create(tmp_path / name)
+        run = RunDirectory.open(folder / name) if resume else RunDirectory.create(folder / name)
         evaluation = build_evaluation_weights(model, optimizers, training)
         checkpointer = Checkpointer(run, model, tokenizer, optimizers, evaluation, {})
         state = TrainingState(loss_scale=initial_loss_scale(training.precision))
@@ -149,3 +150,10 @@ def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Train
     yield make
     for trainer in made:
         trainer.journal.close()
+
+
+@pytest.fixture
+def make_trainer(corpus: Corpus, tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
+    """A way to build trainers; see `trainers`."""
+    with trainers(corpus, tmp_path) as make:
+        yield make

@@ -20,9 +20,19 @@ from sheepop.data import Batch, BatchSchedule, Corpus, PackedBatches
 from sheepop.train import Trainer, validate
 from sheepop.train.config import OPTIMIZER_NAMES
 
+from .conftest import trainers
 from .runs import WARM_UPS, Killed, assert_same_run, settings_of, timeless, weights
 
 MakeTrainer = Callable[..., Trainer]
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    """A run with the usual settings that nothing disturbed, at its end."""
+    with trainers(corpus, tmp_path_factory.mktemp("unbroken")) as make:
+        trainer = make("run")
+        trainer.run()
+        yield trainer
 
 
 @dataclass
@@ -187,10 +197,8 @@ class InterruptedAt(Interruption):
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("place", range(1, 20))
 def test_left_anywhere_a_run_goes_on_to_the_same_bits(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, place: int, inside: bool
+    make_trainer: MakeTrainer, unbroken: Trainer, monkeypatch: pytest.MonkeyPatch, place: int, inside: bool
 ) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
     trainer = make_trainer("run")
     with monkeypatch.context() as patch:
         patch.setattr("sheepop.train.loop.catch_interrupts", lambda: nullcontext(InterruptedAt(place, inside=inside)))
@@ -205,10 +213,8 @@ def test_left_anywhere_a_run_goes_on_to_the_same_bits(
 
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_data_that_vanishes_ends_the_run_with_all_steps_before_saved(
-    make_trainer: MakeTrainer, corpus: Corpus, tmp_path: Path, prefetch: int
+    make_trainer: MakeTrainer, unbroken: Trainer, corpus: Corpus, tmp_path: Path, prefetch: int
 ) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
     first = make_trainer("vanished", prefetch=prefetch, checkpoint_interval=100, eval_interval=100)
     moved = Path(shutil.copytree(corpus.directory, tmp_path / "corpus"))
     (source,) = first.source.schedule.sources
@@ -261,9 +267,7 @@ def test_held_out_text_that_vanishes_is_scored_when_it_is_there_again(
     assert_same_run(unbroken, second)
 
 
-def test_lines_written_after_the_last_checkpoint_are_not_repeated(make_trainer: MakeTrainer) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
+def test_lines_written_after_the_last_checkpoint_are_not_repeated(make_trainer: MakeTrainer, unbroken: Trainer) -> None:
     first = make_trainer("killed")
     first.checkpointer.save = fail_at(first, 9)
     with pytest.raises(Killed):
@@ -286,9 +290,9 @@ def fail_at(trainer: Trainer, step: int) -> Callable[[Any], None]:
     return failing
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_still_the_same(make_trainer: MakeTrainer) -> None:
-    unbroken = make_trainer("unbroken")
-    unbroken.run()
+def test_a_damaged_checkpoint_is_passed_over_and_the_run_is_still_the_same(
+    make_trainer: MakeTrainer, unbroken: Trainer
+) -> None:
     first = make_trainer("damaged")
     first.checkpointer.save = fail_at(first, 9)
     with pytest.raises(Killed):

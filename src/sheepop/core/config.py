@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -70,11 +71,10 @@ class Config(BaseModel, metaclass=_Refusing):
     @classmethod
     def _check_type(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuses true and false for a number, which Python takes for 1 and 0; accepts one text for a list of texts."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        types = _types_within(annotation)
-        if types & {int, float} and not types & {bool, Any} and _holds_truth_value(value):
+        refuses_truth_values, is_list_of_texts = _demands(cls, info.field_name or "")
+        if refuses_truth_values and _holds_truth_value(value):
             raise ValueError("must be a number, not true or false")
-        return (value,) if isinstance(value, str) and _is_list_of_texts(annotation) else value
+        return (value,) if is_list_of_texts and isinstance(value, str) else value
 
     def replace(self: C, **changes: Any) -> C:
         """Returns a validated copy with these fields changed."""
@@ -226,6 +226,14 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+@cache
+def _demands(config_class: type[Config], field: str) -> tuple[bool, bool]:
+    """Returns whether a field takes numbers but not true and false, and whether it is a list of texts."""
+    annotation = config_class.model_fields[field].annotation
+    types = _types_within(annotation)
+    return bool(types & {int, float} and not types & {bool, Any}), _is_list_of_texts(annotation)
 
 
 def _types_within(annotation: Any) -> set[Any]:

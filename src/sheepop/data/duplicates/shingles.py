@@ -32,6 +32,7 @@ BETWEEN, WORD, ALONE, ATTACHED = range(4)
 
 # Higher planes contain ideographs, private-use characters or nothing; all count as ideographs.
 _TABLE_SIZE = 0x20000
+_ASCII_SIZE = 0x80 + 1  # a small table, so that a build of plain English need not make the large one
 _LETTERS_NUMBERS_MARKS = ("L", "N", "M")
 # Scripts written without spaces: Thai, Lao, Myanmar, Khmer; kana, bopomofo and ideographs with their extensions.
 _WITHOUT_SPACES = (
@@ -52,15 +53,15 @@ class CharacterTable:
 
 
 @cache
-def character_table(rule: Rule) -> CharacterTable:
-    """The table of a rule.
+def character_table(rule: Rule, size: int = _TABLE_SIZE) -> CharacterTable:
+    """The table of a rule; its last entry stands for all code points from ``size - 1`` on.
 
     ``words``: letters, digits and marks form words, in lower case; everything else separates them. ``tokens``: case
     matters, the underscore is a letter, and punctuation belongs to the word before it; only white space and controls
     separate. In both, a character of a script without spaces is a word by itself.
     """
-    roles, values = np.zeros(_TABLE_SIZE, np.uint8), np.arange(_TABLE_SIZE, dtype=np.uint32)
-    for code in range(_TABLE_SIZE):
+    roles, values = np.zeros(size, np.uint8), np.arange(size, dtype=np.uint32)
+    for code in range(size):
         character = chr(code)
         category = unicodedata.category(character)[0]
         if category in _LETTERS_NUMBERS_MARKS or (rule == "tokens" and character == "_"):
@@ -155,7 +156,7 @@ def _rule(kind: str) -> Rule:
 
 def _ascii_words(text: str, rule: Rule) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The values of the characters of all words, and the starts of words among them."""
-    table, data = character_table(rule), text.encode("ascii")
+    table, data = character_table(rule, _ASCII_SIZE), text.encode("ascii")
     values = np.frombuffer(data.translate(table.ascii_values, table.ascii_between), np.uint8)
     roles = np.frombuffer(data.translate(table.ascii_roles), np.uint8)
     return values, _starts(roles, roles != 0)
