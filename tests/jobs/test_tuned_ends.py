@@ -59,7 +59,7 @@ def tuned(
     return run
 
 
-@pytest.mark.parametrize("lora", [(), ("tuning.lora.rank=4",)], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("lora", [(), ("tuning.lora.rank=4", "training.max_steps=1")], ids=["all weights", "adapter"])
 def test_the_ends_of_answers_join_the_ends_of_texts(
     tuned: Callable[..., Path], lora: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +68,7 @@ def test_the_ends_of_answers_join_the_ends_of_texts(
     end = loaded.tokenizer.bos_id
     assert loaded.end_ids == (end,)
     samples, _ = read_json_lines(RunDirectory(run).samples_file)
-    if not lora:  # which learns more slowly
+    if not lora:  # which has one step only
         prompt = loaded.tokenizer.encode("user:number<bos>assistant:", allow_special=True)
         with_ends = load_generator(run, device="cpu")
         assert samples[-1]["text"] == "42"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.posttrain.rows import Preference, Prompt, Supervised, read_rows
+from sheepop.posttrain.rows import Judged, Preference, Prompt, Supervised, read_rows
 
 from .conftest import chat
 
@@ -34,6 +34,15 @@ def one(path: Path, wanted: type[Any] = Supervised) -> Any:
         {"instruction": "2+2?", "context": "", "response": "4", "category": "sums"},
         {"prompt": [TWO[0]], "completion": [TWO[1]]},
         {"prompt": [TWO[0]], "completion": "4"},
+        {"question": "2+2?", "answer": "4"},
+        {"problem": "2+2?", "solution": "4", "level": 1},
+        {
+            "conversations": [
+                {"from": "human", "value": "2+2?"},
+                {"from": "gpt", "value": "4"},
+                {"from": "human", "value": "3?"},
+            ]
+        },
     ],
 )
 def test_every_shape_of_a_conversation_is_the_same_conversation(lines: Lines, line: dict[str, Any]) -> None:
@@ -173,7 +182,7 @@ def test_a_prompt_keeps_what_else_its_line_says(lines: Lines) -> None:
     [
         ("{", "is not valid JSON"),
         ("[1]", "is not a JSON object"),
-        ({"text": "hello"}, "has the keys text, which fit no known shape"),
+        ({"words": "hello"}, "has the keys words, which fit no known shape"),
         ({"messages": []}, "messages: is empty"),
         ({"messages": [TWO[0]]}, r"messages\[0\].role: is user, but the last message is the assistant's"),
         ({"messages": [TWO[1]]}, r"messages\[0\].role: is assistant, but must be developer or system or user"),
@@ -283,3 +292,36 @@ def test_columns_get_the_names_of_shapes(lines: Lines) -> None:
     swapped = lines([{"prompt": "4", "completion": "2+2="}])
     (row,) = read_rows([swapped], Supervised, {"prompt": "completion", "completion": "prompt"})
     assert (row.prompt, row.answer) == ("2+2=", "4")
+
+
+def test_text_alone_is_learnt_whole(lines: Lines) -> None:
+    row = one(lines([{"text": "A long text."}]))
+    assert (row.prompt, row.answer) == ("", "A long text.")
+
+
+def test_a_question_is_the_prompt_of_answers_and_of_rewards(lines: Lines) -> None:
+    pair = one(lines([{"question": "2+2?", "chosen": "4", "rejected": "5"}]), Preference)
+    asked = one(lines([{"question": "2+2?", "answer": "4"}]), Prompt)
+    assert (pair.prompt, asked.prompt) == ("2+2?", (TWO[0],))
+    assert asked.fields["answer"] == "4"
+
+
+@pytest.mark.parametrize("label", [0, 1, False, True])
+def test_labels_are_truths_or_numbers(lines: Lines, label: int) -> None:
+    row = one(lines([{"prompt": "2+2=", "completion": "4", "label": label}]), Judged)
+    assert row.is_desirable is bool(label)
+
+
+def test_a_call_of_sharegpt_is_a_call(lines: Lines) -> None:
+    call = {"name": "weather", "arguments": {"city": "Oslo"}}
+    turns = [
+        {"from": "human", "value": "Oslo?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "rain"},
+        {"from": "gpt", "value": "It rains."},
+    ]
+    row = one(lines([{"conversations": turns}]))
+    assert row.answer[1] == {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    assert [message["role"] for message in row.answer] == ["user", "assistant", "tool", "assistant"]
+    with pytest.raises(DataError, match=r"conversations\[1\].value: is not a call as JSON text"):
+        one(lines([{"conversations": [turns[0], {"from": "function_call", "value": "weather"}]}]))

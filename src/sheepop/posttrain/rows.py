@@ -165,7 +165,7 @@ def _supervised(found: Mapping[str, Any], place: str) -> Supervised:
         raise RowError("is a preference, with a chosen and a rejected answer; give the answer to learn as completion")
     if "completion" not in found:
         raise RowError("has a prompt, but no answer to learn (completion)")
-    if found.get("label") is False:
+    if found.get("label", True) == 0:
         raise RowError("label: is false, so the answer should not be learnt; remove the line")
     prompt, answer = found.get("prompt", ""), found["completion"]
     if isinstance(answer, str) and isinstance(prompt, str):
@@ -209,12 +209,12 @@ def _preference(found: Mapping[str, Any], place: str) -> Preference:
 def _judged(found: Mapping[str, Any], place: str) -> Judged:
     if "label" not in found:
         raise RowError("label: is missing; it is true for a desirable answer, else false")
-    if not isinstance(label := found["label"], bool):
+    if (label := found["label"]) not in (0, 1):
         raise RowError(f"label: is {label!r}, not true or false")
     row = _supervised({**found, "label": True}, place)
     if isinstance(row.answer, str):
-        return Judged(place, row.prompt, row.answer, label, row.tools)
-    return Judged(place, row.answer[: row.learnt_from], row.answer[row.learnt_from :], label, row.tools)
+        return Judged(place, row.prompt, row.answer, bool(label), row.tools)
+    return Judged(place, row.answer[: row.learnt_from], row.answer[row.learnt_from :], bool(label), row.tools)
 
 
 def _prompt(found: Mapping[str, Any], place: str) -> Prompt:

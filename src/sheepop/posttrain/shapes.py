@@ -5,6 +5,7 @@ The plain shapes are ``messages``, ``prompt`` with ``completion``, and ``prompt`
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 Fields = Mapping[str, Any]
 _SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-    "bot": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+    "bot": "assistant", "model": "assistant", "function_call": "assistant", "system": "system", "tool": "tool",
+    "observation": "tool",
 }  # fmt: skip
 _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
@@ -55,8 +57,21 @@ def _sharegpt(fields: Fields) -> Fields:
         role = _SHAREGPT_ROLES.get(str(sender))
         if role is None:
             raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
-        messages.append({**_rest(turn, "from", "value"), "role": role, "content": turn.get("value")})
+        message = {**_rest(turn, "from", "value"), "role": role, "content": turn.get("value")}
+        messages.append(_call(message, f"conversations[{number}].value") if sender == "function_call" else message)
+    while messages and messages[-1].get("role") in ("user", "tool"):  # which nobody has answered
+        messages.pop()
     return {**_rest(fields, "conversations"), "messages": messages}
+
+
+def _call(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message whose content is a call, or a list of calls, as JSON text."""
+    try:
+        found = json.loads(message["content"])
+    except (TypeError, ValueError, RecursionError):
+        raise NoShapeError(f"{where}: is not a call as JSON text") from None
+    calls = found if isinstance(found, list) else [found]
+    return {**message, "content": "", "tool_calls": [{"type": "function", "function": call} for call in calls]}
 
 
 def _with_context(fields: Fields) -> Fields:
@@ -117,12 +132,28 @@ def _instruction(answer: str, context: str) -> Callable[[Fields], Fields]:
     return convert
 
 
+def _asked(question: str, answer: str) -> Callable[[Fields], Fields]:
+    """Converts a question with its answer, which stay beside the conversation for rewards to read."""
+
+    def convert(fields: Fields) -> Fields:
+        asked, said = {"role": "user", "content": fields[question]}, {"role": "assistant", "content": fields[answer]}
+        return {**fields, "messages": [asked, said]}
+
+    return convert
+
+
+def _text(fields: Fields) -> Fields:
+    return {**_rest(fields, "text"), "prompt": "", "completion": fields["text"]}
+
+
 def _flan(fields: Fields) -> Fields:
     return {**_rest(fields, "inputs", "targets"), "prompt": fields["inputs"], "completion": fields["targets"]}
 
 
 def _hh(fields: Fields) -> Fields:
     """Converts Anthropic's HH: both answers as one text each, with the whole dialogue before them."""
+    if "prompt" not in fields and fields.get("question"):
+        fields = {**_rest(fields, "question"), "prompt": fields["question"]}
     texts = fields["chosen"], fields["rejected"]
     if not all(isinstance(text, str) and text.startswith(_HUMAN) for text in texts) or "prompt" in fields:
         return _scored(fields)
@@ -203,4 +234,7 @@ SHAPES = (
     Shape("FLAN", {"inputs", "targets"}, _flan),
     Shape("prompt and completion, also with a label", {"prompt", "completion"}),
     Shape("prompt", {"prompt"}),
+    Shape("question and answer", {"question", "answer"}, _asked("question", "answer")),
+    Shape("problem and solution", {"problem", "solution"}, _asked("problem", "solution")),
+    Shape("text", {"text"}, _text),
 )

@@ -188,8 +188,9 @@ class AnswerFinder:
         further = following[same:].lstrip()
         if further.startswith(tuple(self.ends)):
             return text + following[: len(following) - len(further) + self._first(further, self.ends)]
-        # A token of which both have the first letters is none that both have.
-        return text + tail[: min([same, *(place for token in self._special if (place := tail.find(token)) >= 0)])]
+        # Both may have the first letters of different tokens.
+        cut = (place for token in self._special if 0 <= (place := tail.find(token)) < same < place + len(token))
+        return text + tail[: min(cut, default=same)]
 
     def _following(self, tail: str, messages: Messages, changed: Messages, tools: Sequence[Any]) -> str:
         """What stands behind an answer if the conversation continues, whatever the answer is; `tail` if it cannot."""

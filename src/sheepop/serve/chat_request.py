@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from pydantic_core import PydanticCustomError
 
 from sheepop.serve.protocol import RequestModel, SamplingRequest, refusal_of
+from sheepop.tokenizer.chat import as_template_reads
 from sheepop.tokenizer.messages import check_content, message_text
 
 
@@ -64,11 +65,11 @@ class ChatMessage(RequestModel):
         return self
 
     def to_template(self) -> dict[str, Any]:
-        """Converts the message for chat templates: joins its parts."""
+        """Converts the message for chat templates: joins its parts, and parses the arguments of tool calls."""
         found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
         if isinstance(self.content, list):
             found["content"] = message_text(found)
-        return found
+        return as_template_reads(found)
 
 
 class Function(RequestModel):
