@@ -147,6 +147,7 @@ class _DraftReader:
         self.context: list[int] = []
         self.drafts: list[int] = []
         self.salt = candidate.salt
+        self.adapter = None  # its guesses need none
         self.table: BlockTable | None = None
         self.chunk: Chunk
         self.copies: list[Copy] = []

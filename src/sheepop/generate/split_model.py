@@ -123,7 +123,7 @@ class _LeadingRunner(PagedRunner):
         with self._followers.together(runner=self._number, model=led.number, cache=settings):
             pass
 
-    def read(self, reading: Reading, sources: Sequence[Sequence[int] | None] | None = None) -> Tensor:
+    def read(self, reading: Reading, sources: Any = None) -> Tensor:
         with self._followers.together(read=self._number, **to_record(reading)):
             return super().read(reading, sources)
 
