@@ -22,7 +22,7 @@ from sheepop.model import EncoderDecoder, Transformer
 from .test_engine import NETWORKS, Asked, as_request, build_engine, plain
 
 Build = Callable[..., Transformer]
-CONFIG = GenerationConfig(max_new_tokens=12, min_new_tokens=9, temperature=0.9, seed=3, on_overflow="slide")
+CONFIG = GenerationConfig(max_new_tokens=8, min_new_tokens=6, temperature=0.9, seed=3, on_overflow="slide")
 PROMPT = [*range(10, 22), 5]  # three whole blocks that all requests share
 
 
@@ -46,15 +46,15 @@ def adapted(model: Transformer, seed: int, **settings: Any) -> tuple[Adapter, Tr
     return Adapter.of(network, "default"), network
 
 
-@pytest.mark.parametrize("drafts", ["none", "model"])
-@pytest.mark.parametrize("kind", range(len(NETWORKS)))
+# Grouped heads, windows with sinks, n-grams, latents with experts, a delta net, shared keys, an encoder.
+@pytest.mark.parametrize(("kind", "drafts"), [(1, "model"), *((kind, "none") for kind in (6, 10, 13, 16, 18, 19))])
 def test_a_mixed_batch_writes_what_each_network_writes_alone(toy_model: Build, kind: int, drafts: str) -> None:
     """Adapters come and go: each is made when its request arrives, and the last has the name and number of no other."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
     # Few blocks, so that requests are preempted and read again.
-    engine = build_engine(model, num_blocks=24, max_tokens=16, max_sequences=6, drafts=drafts)
+    engine = build_engine(model, num_blocks=16, max_tokens=16, max_sequences=4, drafts=drafts)
     config = CONFIG if drafts == "none" else CONFIG.replace(guesses=3)
-    kinds: list[dict[str, Any] | None] = [None, {}, {"dora": True}, None, {}, {"rank_stabilised": True}]
+    kinds: list[dict[str, Any] | None] = [None, {}, {"dora": True}, {"rank_stabilised": True}]
     arriving = list(enumerate(kinds))
     found = []
     with torch.inference_mode():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.server import Server
+from sheepop.serve.stock import Description, Source, Stock
 from sheepop.tokenizer import CharTokenizer
 
 TEMPLATE = (
@@ -65,6 +66,38 @@ def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 
     return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
 
 
+class Shelf(Stock):
+    """Models that `load` makes; known of them are the bytes of their weights, and which have a chat template."""
+
+    def __init__(
+        self,
+        load: Callable[[str], ServedModel],
+        names: Sequence[str],
+        config: ServerConfig,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        chats: Collection[str] = ("chat",),
+    ) -> None:
+        super().__init__({name: Path(name) for name in names}, {}, config)
+        self._load, self._sizes, self._chats = load, dict(sizes or {}), chats
+        self._made: dict[str, ServedModel] = {}
+
+    def describe(self, source: Source, base: Description | None = None) -> Description:
+        if base is not None:
+            return super().describe(source, base)
+        name, longest = source.path.name, self.config.max_model_len or 256
+        return Description(self._sizes.get(name, 0), 0, longest, chats=name in self._chats, encodes=name == "pairs")
+
+    def read(self, source: Source, base: ServedModel | None) -> LoadedModel:
+        if base is not None:
+            return super().read(source, base)
+        made = self._made[source.path.name] = self._load(source.path.name)
+        return made.loaded
+
+    def serve(self, name: str, loaded: Any, base: ServedModel | None, cache_bytes: int) -> ServedModel:
+        return self._made.pop(name) if base is None else super().serve(name, loaded, base, cache_bytes)
+
+
 class Live:
     """A server that runs in a thread of this process."""
 
@@ -74,10 +107,13 @@ class Live:
         runs: Mapping[str, Path] | None = None,
         models: Sequence[str] = ("chat", "plain"),
         prompts: Sequence[str] = (),
+        stock: Stock | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry = Registry(
-            lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), models
-        )
+        def load(name: str) -> ServedModel:
+            return tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config)
+
+        self.registry = Registry(stock or Shelf(load, models, config), clock=clock)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = create_app(self.registry, config, runs=WatchedRuns(runs or {}), prompts=prompts)

@@ -19,8 +19,9 @@ from sheepop.core.files import atomic_directory
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.registry import Registry, Stock
+from sheepop.serve.registry import Registry
 from sheepop.serve.server import Server
+from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import tiny_network
@@ -49,7 +50,7 @@ def test_base_and_adapter_answer_each_as_itself_over_the_same_weights(tmp_path: 
     assert expected[0] != expected[1]
     server_config = ServerConfig(max_running=2, max_waiting=4)
     stock = Stock({"base": base}, {"tuned": tuned}, server_config, "cpu")
-    registry = Registry(stock.load, stock.names)
+    registry = Registry(stock)
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(create_app(registry, server_config), registry, server_config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

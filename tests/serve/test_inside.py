@@ -27,7 +27,7 @@ from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import KINDS, Live, tiny_network
+from .conftest import KINDS, Live, Shelf, tiny_network
 
 httpx = pytest.importorskip("httpx")
 PROMPT = "</script>A\x1b[0m\nB"
@@ -214,7 +214,7 @@ def test_a_model_that_is_written_while_it_is_read_is_one_or_the_other(tmp_path: 
     place, config = tmp_path / "m", ServerConfig(ui=True)
     networks = [tiny_network(seed) for seed in (4, 9)]
     save_model(place, networks[0], CharTokenizer(), {})
-    registry = Registry(lambda name: ServedModel(name, load_model(place), config), ["m"])
+    registry = Registry(Shelf(lambda name: ServedModel(name, load_model(place), config), ["m"], config))
     expected = [Trace.of(network, CharTokenizer(), "Hello")["logits"] for network in networks]
     over = threading.Event()
 
@@ -231,8 +231,8 @@ def test_a_model_that_is_written_while_it_is_read_is_one_or_the_other(tmp_path: 
         for _ in range(60):
             with contextlib.suppress(CheckpointError):
                 registry.reload()
-            with registry.using("m") as model:
-                found = Trace.of(model.generator.model, model.tokenizer, "Hello")["logits"]
+            model = registry.model("m")
+            found = Trace.of(model.generator.model, model.tokenizer, "Hello")["logits"]
             (which,) = [number for number, logits in enumerate(expected) if torch.equal(found, logits)]
             seen.add(which)
     finally:
