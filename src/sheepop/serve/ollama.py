@@ -263,7 +263,7 @@ class Ollama:
     async def running(self, request: Request) -> dict[str, Any]:
         """The loaded models, and when each is unloaded if nobody uses it."""
         self._answering.doorkeeper.client(request.headers)
-        cards = [card for card in self._registry.cards() if card.seconds_left is not None]
+        cards = [card for card in self._registry.cards() if card.state == "loaded" and card.name == card.root]
         return {
             "models": [
                 {**_described(card), "size_vram": card.about.num_bytes, "expires_at": _in_seconds(card.seconds_left)}
