@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import subprocess
@@ -126,6 +127,13 @@ class Live:
     def close(self) -> None:
         self.server.should_exit = True
         self._thread.join()
+
+
+def model_of(registry: Registry, name: str) -> ServedModel:
+    """The model of this name, loaded if it is not."""
+    model = asyncio.run(registry.entered(name))
+    registry.leave(model)
+    return model
 
 
 def free_port() -> int:

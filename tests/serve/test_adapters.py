@@ -23,7 +23,7 @@ from sheepop.serve.config import ServerConfig
 from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import Live, tiny_network
+from .conftest import Live, model_of, tiny_network
 
 openai = pytest.importorskip("openai")
 PROMPT = "Once upon a time there was a sheep"
@@ -99,7 +99,7 @@ def test_base_and_adapter_answer_each_as_itself_over_the_same_weights(server: Li
         for _ in range(2):
             assert [found.id for found in client.models.list()] == ["base", "wide", "tuned", "polite"]
             assert client.models.retrieve("polite").parent == "base"
-            one, other = (registry.model(name) for name in ("base", "tuned"))
+            one, other = (model_of(registry, name) for name in ("base", "tuned"))
             assert one.worker is other.worker
             theirs = {name: weight.data_ptr() for name, weight in other.generator.model.named_parameters()}
             own = one.generator.model.named_parameters()
@@ -146,7 +146,7 @@ def test_adapters_come_and_go_under_load_and_texts_are_those_of_each_alone(serve
     assert {name for name, _ in found} == {"base", *NAMES}
     assert [pair for pair in found if texts[pair[0]] != pair[1]] == []
     assert len(server.registry.models()) == 2  # nothing stays of those that were dropped
-    manager = server.registry.model("base").worker.scheduler.manager
+    manager = model_of(server.registry, "base").worker.scheduler.manager
     assert manager.num_free == manager.num_blocks
 
 

@@ -26,7 +26,7 @@ from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry
 from sheepop.serve.votes import VotesFile
 
-from .conftest import Live, Shelf, WithTemplate, tiny
+from .conftest import Live, Shelf, WithTemplate, model_of, tiny
 from .test_inside import BROWSER
 
 httpx = pytest.importorskip("httpx")
@@ -42,7 +42,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     votes = tmp_path_factory.mktemp("arena") / "votes.jsonl"
     server = Live(ServerConfig(ui=True, votes=str(votes)), models=NAMES, prompts=PROMPTS)
     for name in NAMES:
-        weight = server.registry.model(name).generator.model.lm_head.weight
+        weight = model_of(server.registry, name).generator.model.lm_head.weight
         with torch.no_grad():
             row = 1e6 * weight[0]
             weight.zero_()

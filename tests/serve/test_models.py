@@ -19,7 +19,7 @@ from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import Live, ServerProcess, Shelf, WithTemplate, tiny, tiny_network, wait_for
+from .conftest import Live, ServerProcess, Shelf, WithTemplate, model_of, tiny, tiny_network, wait_for
 
 GIB = 2**30
 ASKED = {"prompt": "Once", "max_tokens": 4, "min_tokens": 4}
@@ -157,8 +157,9 @@ def test_an_idle_model_is_kept_as_long_as_it_was_said(servers: list[Live]) -> No
     assert httpx.post(chat, json={"model": "a", "keep_alive": 0}, timeout=60).json()["done_reason"] == "unload"
     wait_for(lambda: registry.card("a").state == "unloaded")
     assert loads.names == ["a"] * 3
-    wrong = httpx.post(generate, json={**body, "keep_alive": "soon"})
-    assert wrong.status_code == 400 and "keep_alive" in wrong.text
+    for given in ("soon", [5], {"a": 1}, "1" * 90_000 + "x"):
+        wrong = httpx.post(generate, json={**body, "keep_alive": given})
+        assert wrong.status_code == 400 and "keep_alive" in wrong.text
 
 
 def test_requests_wait_for_a_model_in_its_queue_and_no_longer_one(servers: list[Live]) -> None:
@@ -207,7 +208,7 @@ def test_what_is_wrong_with_a_model_harms_no_other(servers: list[Live], monkeypa
     def failing(*_: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(server.registry.model("ccc").worker, "_run_inbox", failing)
+    monkeypatch.setattr(model_of(server.registry, "ccc").worker, "_run_inbox", failing)
     assert "The engine of ccc has ended" in ask(server, "ccc").text
     assert ask(server, "a").status_code == 200
     health = httpx.get(f"{server.url}/health")

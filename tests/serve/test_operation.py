@@ -25,7 +25,7 @@ from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
 
 from ..command_line import in_process
-from .conftest import Live, ServerProcess, Shelf, WithTemplate, tiny, tiny_network, wait_for
+from .conftest import Live, ServerProcess, Shelf, WithTemplate, model_of, tiny, tiny_network, wait_for
 from .test_worker import asked, written
 
 httpx = pytest.importorskip("httpx")
@@ -115,12 +115,12 @@ def test_a_model_that_cannot_be_read_keeps_no_other_from_it(live: Live) -> None:
         return tiny(name, CharTokenizer(), config)
 
     registry = Registry(Shelf(load, ["first", "second"], config))
-    before = {name: registry.model(name) for name in ("first", "second")}
+    before = {name: model_of(registry, name) for name in ("first", "second")}
     broken.add("first")
     used = asyncio.run(registry.entered("second"))
     with pytest.raises(CheckpointError, match="first stays as it was: first is damaged"):
         registry.reload()
-    assert registry.model("first") is before["first"] and registry.model("second") is not before["second"]
+    assert model_of(registry, "first") is before["first"] and model_of(registry, "second") is not before["second"]
     assert used is before["second"] and used.worker.fault is None
     assert len(asyncio.run(written(used, asked(used, 1)))) == 30
     assert registry.num_open == 1

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 from sheepop.generate.request import Candidate
 from sheepop.generate.runner import PagedRunner
@@ -147,7 +148,7 @@ class _DraftReader:
         self.context: list[int] = []
         self.drafts: list[int] = []
         self.salt = candidate.salt
-        self.adapter = None  # its guesses need none
+        self.adapter: Adapter | None = None  # guesses need none
         self.table: BlockTable | None = None
         self.chunk: Chunk
         self.copies: list[Copy] = []

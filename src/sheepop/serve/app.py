@@ -77,8 +77,6 @@ def create_app(
         "/metrics": (service.show_metrics, None),
         "/v1/models": (models.list, replies.ModelList),
         "/v1/models/{name:path}": (models.show, replies.ModelCard),
-        "/v1/load_lora_adapter": (models.load_adapter, None),
-        "/v1/unload_lora_adapter": (models.unload_adapter, None),
         "/v1/chat/completions": (answering.chat_completion, replies.ChatCompletion),
         "/v1/completions": (answering.completion, replies.Completion),
         "/v1/embeddings": (embeddings.embed, replies.EmbeddingList),
@@ -91,6 +89,8 @@ def create_app(
     translated: dict[str, Callable[..., Any]] = {
         "/v1/messages": Messages(answering).messages,
         "/v1/responses": Responses(answering).respond,
+        "/v1/load_lora_adapter": models.load_adapter,
+        "/v1/unload_lora_adapter": models.unload_adapter,
         "/api/chat": ollama.chat,
         "/api/generate": ollama.generate,
         "/api/show": ollama.show,

@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 
 from sheepop.core.config import Config, PathText
 
+_LONGEST = 64  # characters of a duration
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"[-+]?((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+")
+_DURATION = re.compile(r"[-+]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+")
 
 
 def duration(given: float | str) -> float:
@@ -21,13 +22,15 @@ def duration(given: float | str) -> float:
     """
     try:
         seconds = float(given)
-    except ValueError:
-        if not _DURATION.fullmatch(str(given)):
-            message = f"{given!r} is no duration. Give seconds, or numbers with units such as 90s, 5m or 1h30m"
+    except (TypeError, ValueError):
+        text = str(given)
+        if len(text) > _LONGEST or not _DURATION.fullmatch(text):
+            message = (
+                f"{text[:_LONGEST]!r} is no duration. Give seconds, or numbers with units such as 90s, 5m or 1h30m"
+            )
             raise ValueError(message) from None
-        parts = re.findall(r"([\d.]+)([a-zµ]+)", str(given))
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-        seconds = -seconds if str(given).startswith("-") else seconds
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([a-zµ]+)", text))
+        seconds = -seconds if text.startswith("-") else seconds
     if math.isnan(seconds):
         raise ValueError("keep_alive is not a number")
     return math.inf if seconds < 0 else seconds

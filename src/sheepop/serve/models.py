@@ -50,9 +50,13 @@ class Models:
     async def load_adapter(self, requested: LoadAdapterRequest, request: Request) -> PlainTextResponse:
         """Loads an adapter from the directory of adapters."""
         place, base = self._place(requested.lora_path), requested.base_model_name
-        names = [card.name for card in self._registry.cards() if card.parent is None]
-        source = Source(place, self._registry.card(base).root if base is not None else next(iter(names), ""))
-        await self._answering.while_wanted(request, self._registry.add(requested.lora_name, source), "lora_path")
+        roots = {card.name: card.root for card in self._registry.cards() if card.parent is None}
+        root = roots.get(next(iter(roots), "") if base is None else base)
+        if root is None:
+            known = f"There is no model {base!r} to adapt; there is {', '.join(roots)}."
+            raise ApiError(404, known, param="base_model_name", code="model_not_found")
+        adding = self._registry.add(requested.lora_name, Source(place, root))
+        await self._answering.while_wanted(request, adding, "lora_path")
         return PlainTextResponse(f"Success: LoRA adapter '{requested.lora_name}' added successfully.")
 
     async def unload_adapter(self, requested: UnloadAdapterRequest) -> PlainTextResponse:

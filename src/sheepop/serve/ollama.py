@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from sheepop.serve.answering import Answering, Chunks, one_by_one
 from sheepop.serve.chat_request import ChatRequest, NoneYet, Tool, translated
@@ -38,7 +38,7 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-KeepAlive = Annotated[str | float | int, AfterValidator(duration)]
+KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(duration)]
 
 
 class Function(RequestModel):

@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.serve.config import duration
@@ -38,7 +38,7 @@ class _Slot:
 
     name: str
     source: Source
-    created: int
+    created: int = field(default_factory=lambda: int(time.time()))
     about: Description | None = None
     model: ServedModel | None = None
     loading: Future[None] | None = None
@@ -58,8 +58,7 @@ class Registry:
     ) -> None:
         self._stock, self._clock, self._later, self._config = stock, clock, frozenset(later), stock.config
         self._keep_alive = duration(stock.config.keep_alive)
-        now = int(time.time())
-        self._slots = {name: _Slot(name, source, now) for name, source in stock.sources.items()}
+        self._slots = {name: _Slot(name, source) for name, source in stock.sources.items()}
         self._aliases = dict(stock.config.aliases)
         for alias, name in self._aliases.items():
             if name not in self._slots or alias in self._slots:
@@ -111,16 +110,6 @@ class Registry:
         left = None if slot.model is None else max(0.0, self._expires(slot) - self._clock())
         return Card(name, about, slot.created, state, slot.name, slot.source.base, left)
 
-    def model(self, name: str) -> ServedModel:
-        """The model of this name, which is loaded first if it is not; raises `ApiError`. It is for other threads."""
-        while isinstance(found := self._enter(name), Future):
-            try:
-                found.result()
-            except SheepOpError as error:
-                raise _refusal(name, error) from None
-        self.leave(found)
-        return found
-
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[ServedModel]:
         """Keeps the model of this name open within the context; raises as `entered`."""
@@ -170,13 +159,11 @@ class Registry:
             if self.is_draining or self._is_closed:
                 raise draining()
             slot = self._slot(name)
-            if slot.model is not None:
-                self._retain(slot.model)
+            if (model := self._retained(slot)) is not None:
                 self._num_open += 1
-                return slot.model
+                return model
             if slot.loading is None:
-                slot.loading = Future()
-                self._loader.submit(self._run_load, slot, slot.loading)
+                slot.loading = self._loader.submit(self._load_once, slot)
             return slot.loading
 
     def keep(self, name: str, keep_alive: float) -> None:
@@ -197,7 +184,7 @@ class Registry:
                 message = f"The lora adapter '{name}' has already been loaded, or is the name of another model."
                 raise ApiError(400, message, param="lora_name", code="name_taken")
             self._slot(source.base or "")
-            slot = self._slots[name] = _Slot(name, source, int(time.time()))
+            slot = self._slots[name] = _Slot(name, source)
         try:
             self.leave(await self.entered(name))
         except ApiError as error:
@@ -241,16 +228,10 @@ class Registry:
         """Closes all models; requests that wait for one are refused."""
         with self._changed:
             self._is_closed = True
-            for slot in self._slots.values():
-                if slot.loading is not None and not slot.loading.done():
-                    slot.loading.set_exception(draining())
             self._changed.notify_all()
-        self._loader.shutdown(cancel_futures=True)
+        self._loader.shutdown()
         self._keeper.join()
-        with self._changed:
-            models = [*self._retired, *self.models()]
-            self._retired = []
-        for model in models:
+        for model in (*self._retired, *self.models()):
             model.close()
 
     def tidy(self) -> None:
@@ -263,7 +244,10 @@ class Registry:
             over = [model for model in self._retired if not self._uses[id(model)]]
             self._retired = [model for model in self._retired if self._uses[id(model)]]
         for model in over:
-            model.close()
+            try:
+                model.close()
+            except Exception as error:
+                _LOG.error("%s did not end as it should", model.name, exc_info=error)
         with self._changed:
             for model in over:
                 del self._bytes[id(model)], self._uses[id(model)]
@@ -292,17 +276,16 @@ class Registry:
         known = ", ".join((*self._slots, *self._aliases)) or "none yet"
         return ApiError(404, f"There is no model {name!r}; there is {known}.", param="model", code="model_not_found")
 
-    def _retain(self, model: ServedModel) -> None:
-        """Counts a use of a model, and of the base whose engine it uses."""
-        for each in (model, model.base):
-            if each is not None:
-                self._uses[id(each)] += 1
+    def _retained(self, slot: _Slot) -> ServedModel | None:
+        """Counts a use of a model, and of the base whose engine it uses; None if it is not loaded."""
+        with self._changed:
+            if (model := slot.model) is not None:
+                self._uses.update(id(each) for each in (model, model.base) if each is not None)
+            return model
 
     def _release(self, model: ServedModel) -> None:
         with self._changed:
-            for each in (model, model.base):
-                if each is not None:
-                    self._uses[id(each)] -= 1
+            self._uses.subtract(id(each) for each in (model, model.base) if each is not None)
             for slot in self._slots.values():
                 if slot.model is not None and slot.model in (model, model.base):
                     slot.used = self._clock()
@@ -316,32 +299,31 @@ class Registry:
                 each.model = None
         self._changed.notify_all()
 
-    def _run_load(self, slot: _Slot, loading: Future[None]) -> None:
-        error: BaseException | None = None
+    def _load_once(self, slot: _Slot) -> None:
+        """Loads a model that requests wait for; an adapter may have needed it meanwhile."""
         try:
-            if slot.model is None:  # else an adapter has needed it meanwhile
+            if slot.model is None:
                 self._load(slot)
-        except BaseException as found:
-            if not isinstance(found, SheepOpError):
-                _LOG.error("%s cannot be loaded", slot.name, exc_info=found)
-                found = CheckpointError(f"{type(found).__name__}: {found}")
-            error = found
-        with self._changed:
-            slot.loading = None
-            if loading.done():  # the server is closed
-                return
-            if error is None:
-                loading.set_result(None)
-            else:
-                loading.set_exception(error)
+        except SheepOpError:
+            raise
+        except Exception as error:
+            _LOG.error("%s cannot be loaded", slot.name, exc_info=error)
+            raise CheckpointError(f"{type(error).__name__}: {error}") from None
+        finally:
+            with self._changed:
+                slot.loading = None
 
     def _load(self, slot: _Slot) -> None:
         """Loads a model, anew if it is loaded; runs in the thread that loads."""
-        with self._base_of(slot) as base:
-            about, old = self._described(slot), slot.model
-            known = [each.about for each in self._slots.values() if each.about is not None and each.source.base is None]
-            cache = 0 if base is not None else self._stock.cache_bytes([each.num_bytes for each in known])
-            held = 0 if base is None else self._bytes[id(base)]
+        if self._is_closed:
+            raise ShutdownError("The server is shutting down.")
+        with nullcontext() if slot.source.base is None else self._held(self._slots[slot.source.base]) as base:
+            about, old, cache, held = self._described(slot), slot.model, 0, 0
+            if base is None:
+                models = [each.about for each in self._slots.values() if each.source.base is None]
+                cache = self._stock.cache_bytes([each.num_bytes for each in models if each is not None])
+            else:
+                held = self._bytes[id(base)]
             self._stock.require_room(slot.name, about.num_bytes, cache, held)
             self._make_room(slot, about.num_bytes + cache, base)
             loaded = self._stock.read(slot.source, base)
@@ -357,18 +339,10 @@ class Registry:
                 self._bytes[id(model)] = about.num_bytes + cache
 
     @contextmanager
-    def _base_of(self, slot: _Slot) -> Iterator[ServedModel | None]:
-        """Keeps the base of an adapter open within the context."""
-        if slot.source.base is None:
-            yield None
-            return
-        owner = self._slots[slot.source.base]
-        if owner.model is None:
-            self._load(owner)
-        with self._changed:
-            base = owner.model
-            assert base is not None
-            self._retain(base)
+    def _held(self, slot: _Slot) -> Iterator[ServedModel]:
+        """Keeps the base of an adapter open within the context; loads it if it is not."""
+        while (base := self._retained(slot)) is None:
+            self._load(slot)
         try:
             yield base
         finally:
@@ -409,6 +383,8 @@ class Registry:
 
 
 def _refusal(name: str, error: SheepOpError) -> ApiError:
+    if isinstance(error, ShutdownError):
+        return draining()
     if isinstance(error, ModelTooLargeError):
         return ApiError(400, str(error), param="model", code="model_too_large")
     return ApiError(503, f"{name} cannot be loaded: {error}", kind="server_error", code="model_not_loaded")

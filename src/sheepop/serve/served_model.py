@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -60,6 +60,8 @@ class ServedModel:
             max_seq_len=config.max_model_len,
         )
         self.adapter: Adapter | None = None
+        self.worker: EngineWorker
+        self._numbers: Iterator[int]
         if base is not None:
             self.adapter, self._numbers, self.worker = Adapter.of(loaded.model, ADDED), base._numbers, base.worker
             self.worker.require(self.adapter)

@@ -21,8 +21,7 @@ from sheepop.core.files import read_json
 from sheepop.generate.generator import free_memory
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.served_model import ServedModel
-from sheepop.tokenizer.chat import CHAT_TEMPLATE
-from sheepop.tokenizer.interface import SETTINGS_FILE
+from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE
 
 if TYPE_CHECKING:
     from sheepop.generate.split_model import Followers
