@@ -26,7 +26,9 @@ def serve(
     adapter: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=DIR", help="Also serve MODEL with this adapter, as NAME; repeatable.", show_default="none"
+            metavar="NAME=DIR",
+            help="Also serve the first MODEL with this adapter, as NAME; repeatable.",
+            show_default="none",
         ),
     ] = None,
     adapter_directory: Annotated[
@@ -125,7 +127,7 @@ def serve(
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
         "chat_template": chat_template and str(chat_template), "memory_budget": memory_budget,
         "keep_alive": keep_alive, "adapter_directory": adapter_directory and str(adapter_directory),
-        "aliases": aliases(alias) if alias else None,
+        "aliases": _aliased(alias) if alias else None,
         "chat_template_kwargs": template_variables(chat_template_kwargs),
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
@@ -147,7 +149,7 @@ def serve(
     run(places, chosen, adapters=adapted, dtype=dtype, console=make_console(quiet))
 
 
-def aliases(given: list[str]) -> dict[str, str]:
+def _aliased(given: list[str]) -> dict[str, str]:
     """The names behind the aliases; raises `UsageError` for one that is given twice."""
     found: dict[str, str] = {}
     for text in given:
@@ -163,8 +165,6 @@ def aliases(given: list[str]) -> dict[str, str]:
 def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
     """The directories of the adapters by the names that they are served as."""
     found: dict[str, Path] = {}
-    if given and len(places) > 1:
-        raise UsageError("--adapter is only for a server of one MODEL. Serve the others in another process.")
     for text in given:
         name, equals, place = text.partition("=")
         if not equals or not name or not place or "/" in name:
