@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from sheepop.serve.answering import Answering
+from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError, ModelName, RequestModel
 from sheepop.serve.stock import Card, Source
 
@@ -34,8 +35,8 @@ class Models:
 
     def __init__(self, answering: Answering) -> None:
         self._answering, self._registry = answering, answering.registry
-        directory = answering.config.adapter_directory
-        self._directory = None if directory is None else Path(directory).resolve()
+        config: ServerConfig = answering.config
+        self._directory = None if config.adapter_directory is None else Path(config.adapter_directory).resolve()
 
     async def list(self, request: Request) -> dict[str, Any]:
         """The models of this server, loaded or not."""

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
-from sheepop.serve.config import duration
+from sheepop.serve.config import ServerConfig, duration
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.stock import Card, Description, ModelTooLargeError, Source, Stock
@@ -56,10 +56,11 @@ class Registry:
     def __init__(
         self, stock: Stock, *, later: Collection[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._stock, self._clock, self._later, self._config = stock, clock, frozenset(later), stock.config
-        self._keep_alive = duration(stock.config.keep_alive)
+        self._stock, self._clock, self._later = stock, clock, frozenset(later)
+        self._config: ServerConfig = stock.config
+        self._keep_alive = duration(self._config.keep_alive)
         self._slots = {name: _Slot(name, source) for name, source in stock.sources.items()}
-        self._aliases = dict(stock.config.aliases)
+        self._aliases = dict(self._config.aliases)
         for alias, name in self._aliases.items():
             if name not in self._slots or alias in self._slots:
                 raise UsageError(
