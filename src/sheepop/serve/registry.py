@@ -57,10 +57,10 @@ class Registry:
         self, stock: Stock, *, later: Collection[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stock, self._clock, self._later = stock, clock, frozenset(later)
-        self._config: ServerConfig = stock.config
-        self._keep_alive = duration(self._config.keep_alive)
+        config: ServerConfig = stock.config
+        self._keep_alive, self._most_waiting = duration(config.keep_alive), config.max_running + config.max_waiting
         self._slots = {name: _Slot(name, source) for name, source in stock.sources.items()}
-        self._aliases = dict(self._config.aliases)
+        self._aliases = dict(config.aliases)
         for alias, name in self._aliases.items():
             if name not in self._slots or alias in self._slots:
                 raise UsageError(
@@ -143,9 +143,9 @@ class Registry:
     @contextmanager
     def _waiting(self, name: str) -> Iterator[None]:
         with self._changed:
-            slot, most = self._slot(name), self._config.max_running + self._config.max_waiting
-            if slot.num_waiting >= most:
-                message = f"{most} requests wait until {slot.name} is loaded. Try again later."
+            slot = self._slot(name)
+            if slot.num_waiting >= self._most_waiting:
+                message = f"{self._most_waiting} requests wait until {slot.name} is loaded. Try again later."
                 raise ApiError(503, message, kind="server_error", code="overloaded", retry_after=1)
             slot.num_waiting, self._num_open = slot.num_waiting + 1, self._num_open + 1
         try:
