@@ -202,6 +202,8 @@ def test_without_a_directory_adapters_stay_as_they_are(live: Live) -> None:
 def test_settings_that_allow_no_adapters_say_so(places: Path) -> None:
     with pytest.raises(ConfigError, match="adapter_directory needs models that run in this process"):
         ServerConfig(adapter_directory="x", engine="ray")
+    with pytest.raises(UsageError, match="there is no directory"):
+        Stock({}, {}, ServerConfig(adapter_directory=str(places / "none")))
     config = ServerConfig(batch_invariant=True)
     with pytest.raises(UsageError, match="batch_invariant"):
         Live(config, stock=Stock({"base": places / "base"}, {"tuned": places / "adapters/tuned"}, config, "cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ class ModelTooLargeError(UsageError):
 
 
 class Stock:
-    """The models at `paths` by name, and `adapters` of the first of them; together they may take `budget` bytes."""
+    """The models at `paths` by name, and `adapters` of the first of them."""
 
     def __init__(
         self,
@@ -88,10 +89,16 @@ class Stock:
         self.sources |= {name: Source(path, first) for name, path in adapters.items()}
         if adapters and config.tensor_parallel > 1:
             raise UsageError("Models with adapters cannot be split over processes. Leave server.tensor_parallel out.")
+        if config.adapter_directory is not None and not Path(config.adapter_directory).is_dir():
+            raise UsageError(f"server.adapter_directory: there is no directory {config.adapter_directory}.")
         self._followers: Followers | None = None
-        given = config.memory_budget
-        free = free_memory(torch.device(resolve_device(device))) if given is None else 0
-        self.budget = int(_SHARE * free if given is None else given * _GIB)
+
+    @cached_property
+    def budget(self) -> int:
+        """The bytes that all models together may take, on the machine that first asks."""
+        if self.config.memory_budget is not None:
+            return int(self.config.memory_budget * _GIB)
+        return int(_SHARE * free_memory(torch.device(resolve_device(self.device))))
 
     def cache_bytes(self, weights: Sequence[int]) -> int:
         """The memory for the cache of each of the models with so many bytes of `weights`: an even share of the rest.
