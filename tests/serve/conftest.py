@@ -64,7 +64,9 @@ def tiny_network(seed: int = 4, **more: Any) -> Transformer:
 
 def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
     model = tiny_network(seed, **KINDS.get(name, {}))
-    return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
+    cache_bytes = None if config.cache_memory is None else int(config.cache_memory * 2**30)
+    loaded = LoadedModel(model, tokenizer, model.config, {}, Path(), ())
+    return ServedModel(name, loaded, config, cache_bytes=cache_bytes)
 
 
 class Shelf(Stock):
