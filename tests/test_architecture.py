@@ -47,7 +47,7 @@ MAY_PRINT = {"cli", "core.console"}
 MAY_IMPORT_BY_NAME = {"core.lazy", "data.extract.dispatch"}
 # The time of day jumps; what measures a duration reads a monotonic clock. These write down when something was.
 TIME_OF_DAY = {"time.time", "time.time_ns"}
-MAY_READ_THE_TIME_OF_DAY = {"train.sinks", "serve.answers", "serve.served_model"}
+MAY_READ_THE_TIME_OF_DAY = {"train.sinks", "serve.answers", "serve.registry"}
 
 
 @dataclass(frozen=True)

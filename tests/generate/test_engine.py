@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sheepop.adapt.native_products import with_native_products
 from sheepop.adapt.quantization import quantize
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
@@ -109,7 +110,7 @@ def sampler(model: Transformer) -> Sampler:
     return Sampler(torch.zeros(model.config.vocabulary, dtype=torch.bool, device=model.device), [3])
 
 
-def as_request(number: int, asked: Asked, model: Transformer) -> Request:
+def as_request(number: int, asked: Asked, model: Transformer, adapter: Adapter | None = None) -> Request:
     has_encoder = isinstance(model, EncoderDecoder)
     return Request(
         number,
@@ -122,6 +123,7 @@ def as_request(number: int, asked: Asked, model: Transformer) -> Request:
         number=number,
         priority=asked.priority,
         tenant=asked.tenant,
+        adapter=adapter,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.server import Server
+from sheepop.serve.stock import Description, Source, Stock
 from sheepop.tokenizer import CharTokenizer
 
 TEMPLATE = (
@@ -62,7 +64,41 @@ def tiny_network(seed: int = 4, **more: Any) -> Transformer:
 
 def tiny(name: str, tokenizer: CharTokenizer, config: ServerConfig, seed: int = 4) -> ServedModel:
     model = tiny_network(seed, **KINDS.get(name, {}))
-    return ServedModel(name, LoadedModel(model, tokenizer, model.config, {}, Path(), ()), config)
+    cache_bytes = None if config.cache_memory is None else int(config.cache_memory * 2**30)
+    loaded = LoadedModel(model, tokenizer, model.config, {}, Path(), ())
+    return ServedModel(name, loaded, config, cache_bytes=cache_bytes)
+
+
+class Shelf(Stock):
+    """Models that `load` makes; known of them are the bytes of their weights, and which have a chat template."""
+
+    def __init__(
+        self,
+        load: Callable[[str], ServedModel],
+        names: Sequence[str],
+        config: ServerConfig,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        chats: Collection[str] = ("chat",),
+    ) -> None:
+        super().__init__({name: Path(name) for name in names}, {}, config)
+        self._load, self._sizes, self._chats = load, dict(sizes or {}), chats
+        self._made: dict[str, ServedModel] = {}
+
+    def describe(self, source: Source, base: Description | None = None) -> Description:
+        if base is not None:
+            return super().describe(source, base)
+        name, longest = source.path.name, self.config.max_model_len or 256
+        return Description(self._sizes.get(name, 0), 0, longest, chats=name in self._chats, encodes=name == "pairs")
+
+    def read(self, source: Source, base: ServedModel | None) -> LoadedModel:
+        if base is not None:
+            return super().read(source, base)
+        made = self._made[source.path.name] = self._load(source.path.name)
+        return made.loaded
+
+    def serve(self, name: str, loaded: Any, base: ServedModel | None, cache_bytes: int) -> ServedModel:
+        return self._made.pop(name) if base is None else super().serve(name, loaded, base, cache_bytes)
 
 
 class Live:
@@ -74,10 +110,13 @@ class Live:
         runs: Mapping[str, Path] | None = None,
         models: Sequence[str] = ("chat", "plain"),
         prompts: Sequence[str] = (),
+        stock: Stock | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry = Registry(
-            lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), models
-        )
+        def load(name: str) -> ServedModel:
+            return tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config)
+
+        self.registry = Registry(stock or Shelf(load, models, config), clock=clock)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = create_app(self.registry, config, runs=WatchedRuns(runs or {}), prompts=prompts)
@@ -90,6 +129,13 @@ class Live:
     def close(self) -> None:
         self.server.should_exit = True
         self._thread.join()
+
+
+def model_of(registry: Registry, name: str) -> ServedModel:
+    """The model of this name, loaded if it is not."""
+    model = asyncio.run(registry.entered(name))
+    registry.leave(model)
+    return model
 
 
 def free_port() -> int:

@@ -26,7 +26,7 @@ from sheepop.serve.protocol import ApiError
 from sheepop.serve.registry import Registry
 from sheepop.serve.votes import VotesFile
 
-from .conftest import Live, WithTemplate, tiny
+from .conftest import Live, Shelf, WithTemplate, model_of, tiny
 from .test_inside import BROWSER
 
 httpx = pytest.importorskip("httpx")
@@ -42,7 +42,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     votes = tmp_path_factory.mktemp("arena") / "votes.jsonl"
     server = Live(ServerConfig(ui=True, votes=str(votes)), models=NAMES, prompts=PROMPTS)
     for name in NAMES:
-        weight = server.registry.model(name).generator.model.lm_head.weight
+        weight = model_of(server.registry, name).generator.model.lm_head.weight
         with torch.no_grad():
             row = 1e6 * weight[0]
             weight.zero_()
@@ -165,7 +165,9 @@ def test_a_vote_on_answers_that_teach_nothing_still_counts(tmp_path: Path, left:
 
 
 def test_models_that_chat_are_asked_as_in_a_chat_and_nothing_is_voted_before_it_is_whole(tmp_path: Path) -> None:
-    registry = Registry(lambda name: tiny(name, WithTemplate(), ServerConfig()), ["a", "b"])
+    config = ServerConfig()
+    names = ["a", "b"]
+    registry = Registry(Shelf(lambda name: tiny(name, WithTemplate(), config), names, config, chats=names))
     file = VotesFile(tmp_path / "votes.jsonl")
     arena = Arena(registry, file, (), 60.0)
 

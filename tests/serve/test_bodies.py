@@ -15,7 +15,7 @@ from sheepop.serve import answering, bodies, served_model
 from sheepop.serve.bodies import parsed, written
 from sheepop.serve.config import ServerConfig
 
-from .conftest import Live
+from .conftest import Live, model_of
 
 MANY = [1, -2.5e3, True, None, "\u00e9\n🐑", {"a": [], "": {}}] * 4000
 
@@ -77,7 +77,7 @@ def test_reading_and_writing_is_done_beside_the_event_loop(roomy: Live, monkeypa
     watch(answering, "written")
     watch(served_model, "read_prompt")
     watch(served_model.ServedModel, "read_chat")
-    watch(roomy.registry.model("plain").tokenizer, "encode")
+    watch(model_of(roomy.registry, "plain").tokenizer, "encode")
     text = "a" * 100_000
     messages = [{"role": "user", "content": text}]
     with httpx.Client(base_url=roomy.url, timeout=60) as client:
@@ -98,7 +98,7 @@ def test_embeddings_of_a_batch_are_those_of_each_text(roomy: Live) -> None:
     texts = ["Once", "upon a time", "x", "there was a longer text than all the others, and it was long"]
     with httpx.Client(base_url=roomy.url, timeout=60) as client:
         answer = client.post("/v1/embeddings", json={"model": "plain", "input": texts}).json()
-    model = roomy.registry.model("plain")
+    model = model_of(roomy.registry, "plain")
     for text, found in zip(texts, answer["data"], strict=True):
         with torch.no_grad():
             states = model.generator.model.hidden_states(torch.tensor([model.tokenizer.encode(text)]))[0]
@@ -115,7 +115,7 @@ def test_the_log_probabilities_of_a_prompt_are_those_of_the_network(roomy: Live)
     assert (choice["text"], choice["finish_reason"]) == ("Once upon", "length")
     cached = {"prompt_tokens_details": {"cached_tokens": 0}}
     assert answer["usage"] == {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9, **cached}
-    model = roomy.registry.model("plain")
+    model = model_of(roomy.registry, "plain")
     ids = torch.tensor([model.tokenizer.encode("Once upon")])
     with torch.no_grad():
         logprobs = model.generator.model(ids)[0].double().log_softmax(-1)

@@ -27,7 +27,7 @@ from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import KINDS, Live, tiny_network
+from .conftest import KINDS, Live, Shelf, model_of, tiny_network
 
 httpx = pytest.importorskip("httpx")
 PROMPT = "</script>A\x1b[0m\nB"
@@ -203,9 +203,9 @@ def test_a_browser_that_leaves_disturbs_nobody(inside: Live, client: Any) -> Non
 def test_models_are_read_anew(inside: Live, client: Any) -> None:
     """A trace of the old model stays available after a reload."""
     number = client.post("/traces", json={"prompt": "a", "model": "plain"}).json()["number"]
-    before = inside.registry.model("plain")
+    before = model_of(inside.registry, "plain")
     assert [model["name"] for model in client.post("/reload").json()] == ["chat", "plain"]
-    assert inside.registry.model("plain") is not before
+    assert model_of(inside.registry, "plain") is not before
     assert client.get(f"/traces/{number}/map").status_code == 200
 
 
@@ -214,7 +214,7 @@ def test_a_model_that_is_written_while_it_is_read_is_one_or_the_other(tmp_path: 
     place, config = tmp_path / "m", ServerConfig(ui=True)
     networks = [tiny_network(seed) for seed in (4, 9)]
     save_model(place, networks[0], CharTokenizer(), {})
-    registry = Registry(lambda name: ServedModel(name, load_model(place), config), ["m"])
+    registry = Registry(Shelf(lambda name: ServedModel(name, load_model(place), config), ["m"], config))
     expected = [Trace.of(network, CharTokenizer(), "Hello")["logits"] for network in networks]
     over = threading.Event()
 
@@ -231,8 +231,8 @@ def test_a_model_that_is_written_while_it_is_read_is_one_or_the_other(tmp_path: 
         for _ in range(60):
             with contextlib.suppress(CheckpointError):
                 registry.reload()
-            with registry.using("m") as model:
-                found = Trace.of(model.generator.model, model.tokenizer, "Hello")["logits"]
+            model = model_of(registry, "m")
+            found = Trace.of(model.generator.model, model.tokenizer, "Hello")["logits"]
             (which,) = [number for number, logits in enumerate(expected) if torch.equal(found, logits)]
             seen.add(which)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -24,7 +25,8 @@ from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
 
 from ..command_line import in_process
-from .conftest import Live, ServerProcess, WithTemplate, tiny, tiny_network, wait_for
+from .conftest import Live, ServerProcess, Shelf, WithTemplate, model_of, tiny, tiny_network, wait_for
+from .test_worker import asked, written
 
 httpx = pytest.importorskip("httpx")
 ASKED = {"model": "plain", "prompt": "Once", "max_tokens": 240, "min_tokens": 240}
@@ -112,15 +114,17 @@ def test_a_model_that_cannot_be_read_keeps_no_other_from_it(live: Live) -> None:
             raise CheckpointError(f"{name} is damaged")
         return tiny(name, CharTokenizer(), config)
 
-    registry = Registry(load, ["first", "second"])
-    before = {model.name: model for model in registry.models()}
+    registry = Registry(Shelf(load, ["first", "second"], config))
+    before = {name: model_of(registry, name) for name in ("first", "second")}
     broken.add("first")
-    with registry.using("second") as used:
-        with pytest.raises(CheckpointError, match="first stays as it was: first is damaged"):
-            registry.reload()
-        assert registry.model("first") is before["first"] and registry.model("second") is not before["second"]
-        assert used is before["second"] and not used.worker.scheduler.running
-        assert registry.num_open == 1
+    used = asyncio.run(registry.entered("second"))
+    with pytest.raises(CheckpointError, match="first stays as it was: first is damaged"):
+        registry.reload()
+    assert model_of(registry, "first") is before["first"] and model_of(registry, "second") is not before["second"]
+    assert used is before["second"] and used.worker.fault is None
+    assert len(asyncio.run(written(used, asked(used, 1)))) == 30
+    assert registry.num_open == 1
+    registry.leave(used)
     registry.close()
 
 

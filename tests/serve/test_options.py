@@ -13,7 +13,7 @@ import torch
 
 from sheepop.serve.config import ServerConfig
 
-from .conftest import Live
+from .conftest import Live, model_of
 
 KEY = {"Authorization": "Bearer a-long-random-word"}
 SAID = [{"role": "user", "content": "Hi"}]
@@ -88,7 +88,7 @@ def test_special_tokens_are_text_unless_they_are_asked_for(client: httpx.Client)
 
 
 def test_scores_and_ranks_are_those_of_the_vectors(guarded: Live, client: httpx.Client) -> None:
-    model = guarded.registry.model("plain")
+    model = model_of(guarded.registry, "plain")
     texts = ["Once", "upon a time", "x"]
     states = []
     for text in texts:

@@ -25,7 +25,7 @@ from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
 
 from ..running import train
-from .conftest import Live, tiny
+from .conftest import Live, Shelf, tiny
 from .test_inside import BROWSER, floats
 
 httpx = pytest.importorskip("httpx")
@@ -138,7 +138,7 @@ def test_a_run_without_a_checkpoint_is_watched_and_its_model_comes_later(configu
             raise CheckpointError("no checkpoint yet")
         return tiny(name, CharTokenizer(), config)
 
-    registry = Registry(load, [], later=["run"])
+    registry = Registry(Shelf(load, ["run"], config), later=["run"])
     registry.reload()
     assert registry.models() == []
     hidden.rename(run.checkpoints)

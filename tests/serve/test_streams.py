@@ -13,7 +13,7 @@ import pytest
 
 from sheepop.serve.config import ServerConfig
 
-from .conftest import Live
+from .conftest import Live, model_of
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -95,9 +95,10 @@ def test_the_parts_of_streams_add_up_while_the_loop_is_busy(busy: Live) -> None:
         for seed in range(16)
     ]
 
+    worker = model_of(busy.registry, "plain").worker
+
     async def hold() -> None:
         """Keeps the server's own loop busy, so that the engine runs ahead of the streams."""
-        worker = busy.registry.model("plain").worker
         while not worker._listeners:
             await asyncio.sleep(0.001)
         loop = next(iter(worker._listeners.values())).loop

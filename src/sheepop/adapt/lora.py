@@ -9,8 +9,9 @@ W + s B A.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -46,11 +47,23 @@ class LowRank(nn.Module):
         return row_lengths(changed_NK)
 
 
+class Parts(Protocol):
+    """The adapters of a batch whose rows have different ones."""
+
+    def of(self, path: str, count: int) -> Iterable[tuple[LowRank, Tensor | None]]:
+        """The changes of the layer at `path`, each with the rows of the `count` that have it; None is all of them."""
+
+
 class _Adapted(nn.Module):
-    """The base of layers with adapters: `changes` by adapter name, of which only the `active` ones are applied."""
+    """The base of layers with adapters: `changes` by adapter name, of which only the `active` ones are applied.
+
+    `parts` adds those of the rows of a batch, for the layer at `path`.
+    """
 
     changes: nn.ModuleDict
     active: tuple[str, ...]
+    parts: Parts | None = None
+    path = ""
 
     def _take(self, layer: nn.Module) -> None:
         nn.Module.__init__(self)
@@ -67,6 +80,18 @@ class _Adapted(nn.Module):
                 assert isinstance(change, LowRank)
                 yield change
 
+    def _added(self, x: Tensor, product: Tensor, change: Callable[[LowRank, Tensor, Tensor], Tensor]) -> Tensor:
+        """Returns `product` (B, ...) plus the `change` that each adapter makes of the rows of `x` and `product`."""
+        found = product
+        for each in self._counting:
+            found = found + change(each, x, product)
+        for each, rows in () if self.parts is None else self.parts.of(self.path, len(x)):
+            if rows is None:
+                found = found + change(each, x, product)
+            else:
+                found = found.index_add(0, rows, change(each, x[rows], product[rows]))
+        return found
+
 
 class LoraLinear(_Adapted, nn.Linear):
     """A linear layer with adapters, which shares the weight of the original layer."""
@@ -80,19 +105,19 @@ class LoraLinear(_Adapted, nn.Linear):
 
     def changed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns ``weight x + bias`` plus the active adapters."""
-        product = F.linear(x, weight)
-        found = product
-        for change in self._counting:
-            dropped = F.dropout(x, change.config.dropout, self.training and change.config.dropout > 0)
-            down, up, magnitude = change.factors()
-            low = F.linear(F.linear(dropped.to(down.dtype), down), up) * change.config.scale
+
+        def change(adapter: LowRank, x: Tensor, product: Tensor) -> Tensor:
+            dropped = F.dropout(x, adapter.config.dropout, self.training and adapter.config.dropout > 0)
+            down, up, magnitude = adapter.factors()
+            low = F.linear(F.linear(dropped.to(down.dtype), down), up) * adapter.config.scale
             if magnitude is None:
-                found = found + low.to(product.dtype)
-                continue
+                return low.to(product.dtype)
             # The length is a constant for gradients (DoRA, section 4.3); dropout does not apply to the base product.
-            factor = magnitude / change.lengths((full(weight) + change.change()).detach())
+            factor = magnitude / adapter.lengths((full(weight) + adapter.change()).detach())
             base = product if dropped is x else F.linear(dropped, weight)
-            found = found + ((factor - 1) * base + factor * low).to(product.dtype)
+            return ((factor - 1) * base + factor * low).to(product.dtype)
+
+        found = self._added(x, F.linear(x, weight), change)
         return found if bias is None else found + bias
 
 
@@ -104,12 +129,12 @@ class LoraEmbedding(_Adapted, nn.Embedding):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Returns the rows of the tokens plus the active adapters."""
-        found = super().forward(input_ids)
-        for change in self._counting:
-            down, up, _ = change.factors()
-            low = F.linear(F.embedding(input_ids, down.t()), up) * change.config.scale
-            found = found + low.to(found.dtype)
-        return found
+
+        def change(adapter: LowRank, input_ids: Tensor, rows: Tensor) -> Tensor:
+            down, up, _ = adapter.factors()
+            return (F.linear(F.embedding(input_ids, down.t()), up) * adapter.config.scale).to(rows.dtype)
+
+        return self._added(input_ids, super().forward(input_ids), change)
 
 
 def full(weight: Tensor) -> Tensor:
@@ -174,18 +199,24 @@ def add_lora(model: Transformer, config: LoraConfig, *, name: str = "default", s
             down = torch.empty(config.rank, length).uniform_(-bound, bound, generator=draws)
             up = torch.zeros(rows, config.rank)
         magnitude = row_lengths(full(layer.weight).float()).cpu() if config.dora else None
-        put(model, path, name, LowRank(config, down, up, magnitude).to(layer.weight.device))
+        put(model, path, name, LowRank(config, down, up, magnitude))
     activate(model, name)
 
 
 def put(model: Transformer, path: str, name: str, change: LowRank) -> None:
-    """Adds one adapter to the layer at `path`, which becomes a `LoraLinear` or `LoraEmbedding`."""
+    """Adds one adapter to the layer at `path`, on its device."""
+    layer = adaptable(model, path)
+    layer.changes[name] = change.to(layer.weight.device)
+
+
+def adaptable(model: Transformer, path: str) -> LoraLinear | LoraEmbedding:
+    """Returns the layer at `path`, which becomes a `LoraLinear` or `LoraEmbedding`."""
     layer = model.get_submodule(path)
     if not isinstance(layer, LoraLinear | LoraEmbedding):
         assert isinstance(layer, nn.Linear | nn.Embedding)
         layer = LoraLinear(layer) if isinstance(layer, nn.Linear) else LoraEmbedding(layer)
         model.set_submodule(path, layer)
-    layer.changes[name] = change
+    return layer
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraEmbedding]:
@@ -241,7 +272,8 @@ def merged(model: Transformer) -> Transformer:
         plain = nn.Linear if isinstance(layer, LoraLinear) else nn.Embedding
         made = plain.__new__(plain)
         nn.Module.__init__(made)
-        made.__dict__.update({key: value for key, value in layer.__dict__.items() if key != "active"})
+        own = ("active", "parts", "path")
+        made.__dict__.update({key: value for key, value in layer.__dict__.items() if key not in own})
         made._modules = {key: value for key, value in layer._modules.items() if key != "changes"}
         made._parameters = {**layer._parameters, "weight": nn.Parameter(weight, layer.weight.requires_grad)}
         copy.set_submodule(path, made)

@@ -20,6 +20,9 @@ from sheepop.core.errors import CheckpointError
 from sheepop.model import Transformer
 from sheepop.tokenizer import holds_tokenizer, load_tokenizer
 
+ADDED = "added-1"
+"""The name in the network of the first adapter that `with_adapters` adds."""
+
 
 def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bool = True) -> LoadedModel:
     """Returns the model with the sum of these adapters, sharing the memory of unchanged weights.

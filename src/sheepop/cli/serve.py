@@ -26,7 +26,31 @@ def serve(
     adapter: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=DIR", help="Also serve MODEL with this adapter, as NAME; repeatable.", show_default="none"
+            metavar="NAME=DIR",
+            help="Also serve the first MODEL with this adapter, as NAME; repeatable.",
+            show_default="none",
+        ),
+    ] = None,
+    adapter_directory: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Let clients load and drop adapters in DIR.", show_default="server.adapter_directory"
+        ),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MODEL", help="Another name of the model called MODEL; repeatable.", show_default="none"
+        ),
+    ] = None,
+    memory_budget: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="Memory for all models together.", show_default="server.memory_budget"),
+    ] = None,
+    keep_alive: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="How long an idle model stays loaded, such as 5m.", show_default="server.keep_alive"
         ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="server.host")] = None,
@@ -82,6 +106,10 @@ def serve(
 
       sheepop serve models/smollm --adapter polite=adapters/polite
 
+      sheepop serve runs/small runs/large --memory-budget 12 --keep-alive 5m --alias gpt-4o=large
+
+      sheepop serve models/smollm --adapter-directory adapters
+
       sheepop serve runs/quickstart --ui
 
       sheepop serve Qwen/Qwen3-0.6B --chat-template-kwargs '{"enable_thinking": false}'
@@ -97,7 +125,9 @@ def serve(
     given = {
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "api_key": api_key, "engine": engine,
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
-        "chat_template": chat_template and str(chat_template),
+        "chat_template": chat_template and str(chat_template), "memory_budget": memory_budget,
+        "keep_alive": keep_alive, "adapter_directory": adapter_directory and str(adapter_directory),
+        "aliases": _aliased(alias) if alias else None,
         "chat_template_kwargs": template_variables(chat_template_kwargs),
     }  # fmt: skip
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
@@ -119,11 +149,22 @@ def serve(
     run(places, chosen, adapters=adapted, dtype=dtype, console=make_console(quiet))
 
 
+def _aliased(given: list[str]) -> dict[str, str]:
+    """The names behind the aliases; raises `UsageError` for one that is given twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, model = text.partition("=")
+        if not equals or not name or not model:
+            raise UsageError(f"--alias {text} is not NAME=MODEL, for example gpt-4o=quickstart.")
+        if name in found:
+            raise UsageError(f"--alias {text}: the name {name} is already taken. Choose another.")
+        found[name] = model
+    return found
+
+
 def _adapted(given: list[str], places: dict[str, Path]) -> dict[str, Path]:
     """The directories of the adapters by the names that they are served as."""
     found: dict[str, Path] = {}
-    if given and len(places) > 1:
-        raise UsageError("--adapter is only for a server of one MODEL. Serve the others in another process.")
     for text in given:
         name, equals, place = text.partition("=")
         if not equals or not name or not place or "/" in name:

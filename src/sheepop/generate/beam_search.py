@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.generate.blocks import BlockTable
 
 
@@ -33,6 +34,7 @@ class Branch:
     salt: str
     table: BlockTable | None = None
     drafts: list[int] = field(default_factory=list)
+    adapter: Adapter | None = None
 
 
 class Beam:

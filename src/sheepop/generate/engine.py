@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
@@ -146,6 +147,10 @@ class Engine:
     def is_idle(self) -> bool:
         """Whether no request is running or waiting."""
         return not (self.scheduler.running or self.scheduler.waiting)
+
+    def require(self, adapter: Adapter) -> None:
+        """Raises `UsageError` if requests with this adapter cannot run."""
+        self._runner.require(adapter)
 
     def add(self, request: Request) -> None:
         """Adds a request; raises `UsageError` if it can never run or too many are waiting."""
@@ -310,7 +315,8 @@ class Engine:
         for parent, hypothesis in zip(parents, beam.live, strict=True):
             table = before[parent].table
             assert table is not None
-            request.branches.append(Branch([*prompt, *hypothesis.token_ids], request.salt, manager.fork(table)))
+            context = [*prompt, *hypothesis.token_ids]
+            request.branches.append(Branch(context, request.salt, manager.fork(table), adapter=request.adapter))
         for branch in before:
             assert branch.table is not None
             manager.close(branch.table)

@@ -12,6 +12,7 @@ import torch
 
 from sheepop.adapt.lora import adapted_layers
 from sheepop.adapt.native_products import can_be_batch_invariant, with_native_products
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
@@ -296,6 +297,7 @@ class Generator:
         priority: int = 0,
         tenant: str = "",
         shown_ids: frozenset[int] = frozenset(),
+        adapter: Adapter | None = None,
     ) -> Request:
         """Makes a request for an engine of this model; raises `UsageError` as `generate` does, or for a bad grammar."""
         if unknown := [token_id for token_id in config.logit_bias if not 0 <= token_id < self.tokenizer.vocab_size]:
@@ -315,6 +317,7 @@ class Generator:
             priority=priority,
             tenant=tenant,
             shown_ids=shown_ids,
+            adapter=adapter,
             matcher=self._grammars.matcher(config) if config.is_constrained else None,
         )
 

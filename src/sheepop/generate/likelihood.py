@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import UsageError
 from sheepop.generate.blocks import BlockTable, Copy
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
@@ -62,6 +63,7 @@ class _Text:
     drafts: list[int] = field(default_factory=list)
     table: BlockTable | None = None
     salt: str = ""
+    adapter: Adapter | None = None
     width: int = 1
     source_ids: list[int] | None = None
     order: tuple[int, int] = (0, 0)

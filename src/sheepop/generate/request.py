@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import PromptTooLongError, UsageError
 from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
@@ -170,12 +171,11 @@ class Candidate:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.likeliest: list[Likeliest] = []
-        self.near_ties = 0
+        self.near_ties, self.num_expected, self._num_unknown = 0, 0, 0
         self.matcher = None if request.matcher is None else request.matcher.fork()
         self.finish_reason: FinishReason | None = None
         self.drafts: list[int] = []
-        self.num_expected, self._num_unknown = 0, 0
-        self.salt = request.salt
+        self.salt, self.adapter = request.salt, request.adapter
         self.table: BlockTable | None = None
         prompt_ids, longest = request.prompt.token_ids, request.max_seq_len
         self.context = list(prompt_ids)
@@ -309,9 +309,9 @@ class Request:
 
     The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
     a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
-    Only requests of the same `tenant` share cached prefixes. The text has the special tokens of `shown_ids`. `writing`
-    are the texts that have not ended. If a request `can_run_ahead`, the network can read a token that the host does not
-    know yet, and sample the next one.
+    Only requests of the same `tenant` and `adapter` share cached prefixes. The text has the special tokens of
+    `shown_ids`. `writing` are the texts that have not ended. If a request `can_run_ahead`, the network can read a token
+    that the host does not know yet, and sample the next one.
     """
 
     def __init__(
@@ -329,15 +329,16 @@ class Request:
         tenant: str = "",
         matcher: Matcher | None = None,
         shown_ids: frozenset[int] = frozenset(),
+        adapter: Adapter | None = None,
     ) -> None:
         self.index, self.prompt, self.config = index, prompt, config
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
         self.end_ids, self.shown_ids = end_ids.union(config.stop_token_ids), shown_ids
         self.max_seq_len, self.matcher, self.order = max_seq_len, matcher, (priority, number)
-        # Keys and values of a target depend on its source.
-        self.salt = tenant if prompt.source_ids is None else f"{tenant}\0{prompt.source_ids}"
+        # Keys and values depend on the adapter, and those of a target on its source.
+        self.salt = repr((tenant, 0 if adapter is None else adapter.number, prompt.source_ids))
         self.num_candidates = 1 if config.num_beams > 1 else max(config.best_of or 1, config.num_completions)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.adapter = tokenizer, adapter
         self.continues = not set(tokenizer.special_tokens.values()).issuperset(prompt.token_ids)
         self.candidates = [Candidate(self, 0)]
         self.writing = list(self.candidates)
@@ -354,7 +355,7 @@ class Request:
                 end_ids=self.end_ids,
                 length_penalty=config.length_penalty,
             )
-            self.branches = [Branch(first.context, self.salt)]
+            self.branches = [Branch(first.context, self.salt, adapter=adapter)]
 
     def begin(self, share: Share) -> None:
         """Keeps of the first step how long the request waited, and how many tokens of its prompt were in the cache."""

@@ -6,11 +6,15 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from sheepop.adapt.row_adapters import Adapter, RowAdapters
+from sheepop.core.errors import UsageError
+from sheepop.core.native import say_once
 from sheepop.generate.blocks import Chunk, Copy
 from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
@@ -23,6 +27,9 @@ from sheepop.model.probe import someone_watches
 Capture = Callable[[Callable[[], None]], Callable[[], Any]]
 """Captures the work of a function on a device; returns a function that replays it."""
 
+_Source = tuple[Adapter | None, Sequence[int] | None]
+"""The tokens that the encoder reads for a text, with the text's adapter."""
+
 _PADDING_ID = 0  # any valid row of the embedding will do: no token attends to it
 _MOST_CAPTURED, _SIZES_APART = 256, 16
 _PASSES_BEFORE_CAPTURE = 2  # a capture costs as much as several passes
@@ -31,6 +38,9 @@ _CAPTURING: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by
 
 class Runner(Protocol):
     """The network as the engine sees it."""
+
+    def require(self, adapter: Adapter) -> None:
+        """Raises `UsageError` if texts with this adapter cannot be read."""
 
     def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Reads the scheduled tokens; returns the logits (R, V) after each text and each guess that was read.
@@ -44,12 +54,14 @@ class Reading:
     """The input of a pass: blocks to copy first, chunks, their `token_ids`, and the rows to compute logits for.
 
     A negative token id -1 - r stands for number r of the tokens of the last step, which only the device knows so far.
+    `adapters` has the adapter of each row, or nothing if none has one.
     """
 
     copies: Sequence[Copy]
     chunks: Sequence[Chunk]
     token_ids: Sequence[int]
     predicting: Sequence[int]
+    adapters: Sequence[Adapter | None] = ()
 
     @classmethod
     def of(cls, shares: Sequence[Share]) -> Reading:
@@ -63,34 +75,66 @@ class Reading:
             if start + count > len(context):
                 read += reader.drafts[max(0, start - len(context)) : start + count - len(context)]
             predicting += range(len(read) - num_predictions, len(read))
-        return cls(
-            [copy for share in shares for copy in share.copies], [grant.chunk for grant in grants], read, predicting
+        chunks, adapters = [grant.chunk for grant in grants], list[Adapter | None]()
+        if any(grant.reader.adapter is not None for grant in grants):
+            adapters = [grant.reader.adapter for grant in grants for _ in range(grant.chunk.count)]
+        return cls([copy for share in shares for copy in share.copies], chunks, read, predicting, adapters)
+
+
+class Networks:
+    """The network for the rows of a pass: `model` itself, or a slower copy of it for rows with adapters."""
+
+    def __init__(self, model: Transformer) -> None:
+        self._model = model
+
+    def require(self, adapter: Adapter) -> None:
+        """Raises `UsageError` if rows with this adapter cannot be computed."""
+        if is_led(self._model):
+            raise UsageError("A model that is split over several processes takes no adapters. Serve it in one.")
+        self._adapted.require(adapter)
+        say_once(
+            "Passes that read texts with adapters run in PyTorch, step by step, without the native block and CUDA "
+            "graphs; passes without adapters are as fast as before."
         )
+
+    def of(self, adapters: Sequence[Adapter | None]) -> Transformer:
+        """The network for a pass whose rows have these adapters."""
+        return self._adapted.select(adapters) if any(each is not None for each in adapters) else self._model
+
+    @cached_property
+    def _adapted(self) -> RowAdapters:
+        return RowAdapters(self._model)
 
 
 class PagedRunner:
     """Reads every token once; keys and values stay in the blocks of `cache`."""
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
-        self._model, self._cache = model, cache
+        self._model, self._cache, self._networks = model, cache, Networks(model)
         self._graphs = DecodingGraphs.of(model, cache)
-        self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
+        self._sources = _Sources(self._networks) if isinstance(model, EncoderDecoder) else None
+
+    def require(self, adapter: Adapter) -> None:
+        """Raises `UsageError` if texts with this adapter cannot be read."""
+        if self._cache.batch_invariant:
+            raise UsageError(
+                "batch_invariant does not work with adapters, because their matrix products depend on the other rows. "
+                "Leave it out, or merge the adapter into the model."
+            )
+        self._networks.require(adapter)
 
     def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Reads the new tokens, each as its own row."""
         sources = None
         if self._sources is not None:
-            sources = [share.request.source_ids for share in shares for _ in share.grants]
+            sources = [(grant.reader.adapter, share.request.source_ids) for share in shares for grant in share.grants]
         return self.read(Reading.of(shares), sources, sampled)
 
     def read(
-        self,
-        reading: Reading,
-        sources: Sequence[Sequence[int] | None] | None = None,
-        sampled: Tensor | None = None,
+        self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None
     ) -> Tensor:
         """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
-        if self._graphs is not None and self._graphs.suits(reading.chunks):
+        if self._graphs is not None and not reading.adapters and self._graphs.suits(reading.chunks):
             self._cache.copy(reading.copies)
             return self._graphs.run(reading.token_ids, reading.chunks, sampled)
         return self._model.read_out(self._states(reading, sources, sampled)[:, None])[:, 0]
@@ -100,10 +144,7 @@ class PagedRunner:
         return self._states(reading)
 
     def _states(
-        self,
-        reading: Reading,
-        sources: Sequence[Sequence[int] | None] | None = None,
-        sampled: Tensor | None = None,
+        self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None
     ) -> Tensor:
         chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
         self._cache.copy(reading.copies)
@@ -115,7 +156,8 @@ class PagedRunner:
         self._cache.read(chunks, numbers, longest)
         device = self._model.device
         input_ids = with_sampled(upload(torch.tensor(read), device), sampled)[:, None]
-        hidden_N1D = self._model.hidden_states(input_ids, cache=self._cache, **inputs)
+        model = self._networks.of(reading.adapters)
+        hidden_N1D = model.hidden_states(input_ids, cache=self._cache, **inputs)
         if len(predicting) < len(read):
             hidden_N1D = hidden_N1D[upload(torch.tensor(predicting, dtype=torch.long), device)]
         return hidden_N1D[:, 0]
@@ -159,8 +201,12 @@ class RecomputingRunner:
     """Runs the network on every whole text for every token: slow, and the reference for `PagedRunner`."""
 
     def __init__(self, model: Transformer) -> None:
-        self._model = model
-        self._sources = _Sources(model) if isinstance(model, EncoderDecoder) else None
+        self._model, self._networks = model, Networks(model)
+        self._sources = _Sources(self._networks) if isinstance(model, EncoderDecoder) else None
+
+    def require(self, adapter: Adapter) -> None:
+        """Raises `UsageError` if texts with this adapter cannot be read."""
+        self._networks.require(adapter)
 
     def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Reads every text whose next token is needed, from its beginning."""
@@ -176,9 +222,10 @@ class RecomputingRunner:
         # Padding has the position of the row's last token, so that no position beyond the row's length is looked up.
         inputs: dict[str, Any] = {"positions": torch.arange(longest, device=device).minimum(lengths - 1)}
         if self._sources is not None:
-            sources = [share.request.source_ids for share, _ in grants]
+            sources = [(grant.reader.adapter, share.request.source_ids) for share, grant in grants]
             inputs["memory"], _ = self._sources.memory(sources, [1] * len(grants))
-        hidden_BTD = self._model.hidden_states(input_ids, **inputs)
+        model = self._networks.of([grant.reader.adapter for _, grant in grants])
+        hidden_BTD = model.hidden_states(input_ids, **inputs)
         parts = [
             hidden_BTD[row, len(text) - grant.num_predictions : len(text)]
             for row, (text, (_, grant)) in enumerate(zip(texts, grants, strict=True))
@@ -187,28 +234,28 @@ class RecomputingRunner:
 
 
 class _Sources:
-    """The encoder's states for the sources of the running requests; each source is encoded once."""
+    """The encoder's states for the sources of the running requests; each source is encoded once with an adapter."""
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        self._model = model
-        self._numbers: dict[tuple[int, ...], int] = {}
+    def __init__(self, networks: Networks) -> None:
+        self._networks = networks
+        self._numbers: dict[tuple[Adapter | None, tuple[int, ...]], int] = {}
         self._states: dict[int, Tensor] = {}
         self._next = 0
 
-    def memory(self, sources: Sequence[Sequence[int] | None], counts: Sequence[int]) -> tuple[Memory, list[int]]:
+    def memory(self, sources: Sequence[_Source], counts: Sequence[int]) -> tuple[Memory, list[int]]:
         """The states for the tokens of a pass, `counts` of them for each source, and the numbers of the sources."""
-        keys = [tuple(source or ()) for source in sources]
+        keys = [(adapter, tuple(source or ())) for adapter, source in sources]
         for key in dict.fromkeys(keys):
             if key not in self._numbers:
                 self._numbers[key] = self._next
-                source_ids = torch.tensor([key], device=self._model.device)
-                self._states[self._next] = self._model.encode(source_ids).states[0]
+                model = cast(EncoderDecoder, self._networks.of([key[0]]))
+                self._states[self._next] = model.encode(torch.tensor([key[1]], device=model.device)).states[0]
                 self._next += 1
         for key in self._numbers.keys() - set(keys):
             del self._states[self._numbers.pop(key)]
         numbers = [self._numbers[key] for key in keys]
-        device = self._model.device
-        lengths = upload(torch.tensor([len(key) for key in keys]), device)
+        device = self._states[numbers[0]].device
+        lengths = upload(torch.tensor([len(key) for _, key in keys]), device)
         states = torch.nn.utils.rnn.pad_sequence([self._states[number] for number in numbers], batch_first=True)
         mask = torch.arange(states.shape[1], device=device) < lengths[:, None]
         rows = upload(torch.arange(len(keys)).repeat_interleave(torch.tensor(counts)), device)

@@ -11,23 +11,27 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk, Copy
 
+if TYPE_CHECKING:
+    from sheepop.adapt.row_adapters import Adapter
+
 
 class Reader(Protocol):
-    """A text that the network reads: `context`, then the guessed tokens `drafts`. Only equal salts share blocks.
+    """A text that the network reads, with an adapter or as it is: `context`, then the guessed tokens `drafts`.
 
-    The last tokens of `context` may be negative, which means that they are not known yet.
+    Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet.
     """
 
     context: list[int]
     drafts: list[int]
     salt: str
     table: BlockTable | None
+    adapter: Adapter | None
 
 
 class Schedulable(Protocol):

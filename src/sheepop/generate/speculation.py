@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.generate.blocks import BlockManager, BlockTable, Copy
 from sheepop.generate.request import Candidate
 from sheepop.generate.runner import PagedRunner
@@ -148,6 +149,7 @@ class _DraftReader:
         self.context: list[int] = []
         self.drafts: list[int] = []
         self.salt = candidate.salt
+        self.adapter: Adapter | None = None  # guesses need none
         self.table: BlockTable | None = None
         self.grant: Grant
         self.copies: list[Copy] = []

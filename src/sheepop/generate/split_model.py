@@ -138,12 +138,7 @@ class _LeadingRunner(PagedRunner):
         with self._followers.together(_Kind.PREPARE, self._number, [led.number, *_letters(settings)]):
             pass
 
-    def read(
-        self,
-        reading: Reading,
-        sources: Sequence[Sequence[int] | None] | None = None,
-        sampled: Tensor | None = None,
-    ) -> Tensor:
+    def read(self, reading: Reading, sources: Any = None, sampled: Tensor | None = None) -> Tensor:
         num_sampled = 0 if sampled is None else len(sampled)
         with self._followers.together(_Kind.READ, self._number, [num_sampled, *packed(reading)]):
             if sampled is not None:

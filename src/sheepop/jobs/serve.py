@@ -34,8 +34,9 @@ from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.inside import PAGE
-from sheepop.serve.registry import Registry, Stock
+from sheepop.serve.registry import Registry
 from sheepop.serve.server import Server, Service
+from sheepop.serve.stock import Stock
 
 # Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
@@ -57,7 +58,7 @@ def serve(
 
     With the page (`server.ui`), runs can be watched and need no checkpoint yet; its arena draws from `prompts`, and the
     printed URL leads to the `room` if one is given. SIGTERM and Ctrl-C let open requests finish; SIGHUP reloads the
-    models. Raises `UsageError` for a port that is taken.
+    models. Raises `UsageError` for a port that is taken, or a first model that cannot be loaded.
     """
     runs = (
         {name: place for name, place in places.items() if RunDirectory(place).holds_run()} if config.server.ui else {}
@@ -69,7 +70,8 @@ def serve(
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         scheme = "https" if config.server.certificate else "http"
         host, port = listener.getsockname()[:2]
-        console.info(f"Serving {', '.join(stock.names)} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
+        names = ", ".join((*stock.sources, *config.server.aliases))
+        console.info(f"Serving {names} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
         if config.server.ui:
             words, place = ("Look inside", "") if room is None else ("Open the page", f"#room={room}")
             console.info(f"{words} at {scheme}://{host}:{port}{PAGE}{place}")
@@ -110,7 +112,7 @@ def _service(
         later = [name for name, place in runs.items() if not RunDirectory(place).has_checkpoint()]
         for name in later:
             console.info(f"{name} has no checkpoint yet; the page can load the model once it has one.")
-        registry = Registry(stock.load, [name for name in stock.names if name not in later], later=later)
+        registry = Registry(stock, later=later)
         for model in registry.models():
             if model.generator.defaults:
                 settings = ", ".join(f"{key} {value}" for key, value in model.generator.defaults.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -101,7 +101,7 @@ class Answering:
 
     def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self.registry, self.config, self.doorkeeper = registry, config, doorkeeper
-        self.metrics = Metrics(registry)
+        self.metrics = Metrics(registry.models)
         self.bodies = SideWork("bodies", threads=1, most=_MOST_BODIES)
 
     async def completion(self, requested: CompletionRequest, request: Request) -> Response:
@@ -116,7 +116,7 @@ class Answering:
         """Continues texts in the style of an API."""
         if requested.stream and requested.best_of not in (None, requested.n):
             raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
-        with self.ticket(request, requested.model) as ticket:
+        with await self.ticket(request, requested.model) as ticket:
             most = self.config.max_running + self.config.max_waiting
             config = completion_config(requested, ticket.model.generator.defaults)
             prompts = as_prompts(requested.prompt, "prompt", most)
@@ -138,7 +138,7 @@ class Answering:
 
     async def chat(self, requested: ChatRequest, request: Request, style: Style) -> Response:
         """Answers a conversation in the style of an API."""
-        with self.ticket(request, requested.model) as ticket:
+        with await self.ticket(request, requested.model) as ticket:
 
             def read() -> list[int]:
                 messages = [message.to_template() for message in requested.messages]
@@ -169,9 +169,15 @@ class Answering:
         made = await self.bodies.do(value) if callable(value) else value
         return Response(await self.bodies.do(written, made), media_type="application/json")
 
-    def ticket(self, request: Request, model: str) -> Ticket:
-        """Admits a request to a model; raises `ApiError`."""
-        return Ticket(self.doorkeeper, self.registry, request.headers, model)
+    async def ticket(self, request: Request, model: str) -> Ticket:
+        """Admits a request to a model, which is loaded first if it is not; raises `ApiError`."""
+        client = self.doorkeeper.client(request.headers)
+        with ExitStack() as stack:
+            client.enter()
+            stack.callback(client.leave)
+            found = await self.while_wanted(request, self.registry.entered(model), "model")
+            stack.callback(self.registry.leave, found)
+            return Ticket(found, client.settings.name, stack.pop_all())
 
     async def while_wanted(self, request: Request, work: Awaitable[T], param: str | None = None) -> T:
         """Awaits `work` on the field `param`; cancels it if the client disconnects or it takes too long."""
@@ -240,14 +246,8 @@ class Answering:
 class Ticket:
     """A client's request for a model: counts for both until the context ends."""
 
-    def __init__(self, doorkeeper: Doorkeeper, registry: Registry, headers: Mapping[str, str], model: str) -> None:
-        client = doorkeeper.client(headers)
-        with ExitStack() as stack:
-            client.enter()
-            stack.callback(client.leave)
-            self.model: ServedModel = stack.enter_context(registry.using(model))
-            self._stack = stack.pop_all()
-        self.tenant = client.settings.name
+    def __init__(self, model: ServedModel, tenant: str, stack: ExitStack) -> None:
+        self.model, self.tenant, self._stack = model, tenant, stack
 
     def transfer(self) -> ExitStack:
         """Moves the counts to a stack whose owner ends them; leaving the ticket then does nothing."""

@@ -25,6 +25,7 @@ from sheepop.serve.bodies import route_class
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.embeddings import Embeddings
 from sheepop.serve.inside import Inside
+from sheepop.serve.models import Models
 from sheepop.serve.ollama import Ollama
 from sheepop.serve.protocol import (
     MODEL_PATHS,
@@ -37,7 +38,6 @@ from sheepop.serve.protocol import (
 from sheepop.serve.registry import Registry, draining
 from sheepop.serve.responses import Responses
 from sheepop.serve.runs import Runs, RunsPage
-from sheepop.serve.served_model import ServedModel
 from sheepop.serve.votes import VotesFile
 
 _Endpoint = tuple[Callable[..., Any], type[replies.Shape] | None]
@@ -69,14 +69,14 @@ def create_app(
     app = FastAPI(title="SheepOp", version=sheepop.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     answering = Answering(registry, config, doorkeeper or Doorkeeper(config.api_keys, config.api_key))
     service, embeddings = Service(answering), Embeddings(answering)
-    ollama = Ollama(answering, embeddings)
+    ollama, models = Ollama(answering, embeddings), Models(answering)
     endpoints: dict[str, _Endpoint] = {
         "/health": (service.health, replies.Status),
         "/ready": (service.ready, replies.Status),
         "/version": (service.version, replies.Version),
         "/metrics": (service.show_metrics, None),
-        "/v1/models": (service.list_models, replies.ModelList),
-        "/v1/models/{name:path}": (service.show_model, replies.ModelCard),
+        "/v1/models": (models.list, replies.ModelList),
+        "/v1/models/{name:path}": (models.show, replies.ModelCard),
         "/v1/chat/completions": (answering.chat_completion, replies.ChatCompletion),
         "/v1/completions": (answering.completion, replies.Completion),
         "/v1/embeddings": (embeddings.embed, replies.EmbeddingList),
@@ -89,11 +89,14 @@ def create_app(
     translated: dict[str, Callable[..., Any]] = {
         "/v1/messages": Messages(answering).messages,
         "/v1/responses": Responses(answering).respond,
+        "/v1/load_lora_adapter": models.load_adapter,
+        "/v1/unload_lora_adapter": models.unload_adapter,
         "/api/chat": ollama.chat,
         "/api/generate": ollama.generate,
         "/api/show": ollama.show,
         "/api/embed": ollama.embed,
         "/api/tags": ollama.tags,
+        "/api/ps": ollama.running,
         "/api/version": service.version,
     }
     app.add_middleware(
@@ -153,19 +156,9 @@ class Service:
         """The metrics in Prometheus's text format."""
         return PlainTextResponse(self._answering.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def list_models(self, request: Request) -> dict[str, Any]:
-        """The models of this server."""
-        self._answering.doorkeeper.client(request.headers)
-        return {"object": "list", "data": [_described(model) for model in self._registry.models()]}
-
-    async def show_model(self, name: str, request: Request) -> dict[str, Any]:
-        """One model."""
-        self._answering.doorkeeper.client(request.headers)
-        return _described(self._registry.model(name))
-
     async def tokenize(self, requested: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text."""
-        with self._answering.ticket(request, requested.model) as ticket:
+        with await self._answering.ticket(request, requested.model) as ticket:
             reading = ticket.model.prepare(
                 ticket.model.encoded,
                 requested.prompt,
@@ -178,7 +171,7 @@ class Service:
 
     async def detokenize(self, requested: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens."""
-        with self._answering.ticket(request, requested.model) as ticket:
+        with await self._answering.ticket(request, requested.model) as ticket:
             tokenizer, vocab_size = ticket.model.tokenizer, ticket.model.tokenizer.vocab_size
 
             def text() -> str:
@@ -193,11 +186,6 @@ class Service:
     async def version(self) -> dict[str, str]:
         """The version of SheepOp."""
         return {"version": sheepop.__version__}
-
-
-def _described(model: ServedModel) -> dict[str, Any]:
-    found = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sheepop"}
-    return {**found, "max_model_len": model.generator.max_seq_len}
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

@@ -152,13 +152,13 @@ class Arena:
 
     async def show(self) -> JSONResponse:
         """The numbers of models and prompts, whether prompts are sent as chats, and the path of the votes file."""
-        models, prompts = len(self._registry.models()), len(self._prompts)
+        models, prompts = len(self._registry.cards()), len(self._prompts)
         found = {"models": models, "prompts": prompts, "chats": self._is_chat(), "votes": str(self._votes.path)}
         return json_answer(found)
 
     async def begin(self, requested: BeginRequest) -> JSONResponse:
         """Starts a new round and the generation of its answers."""
-        names = [model.name for model in self._registry.models()]
+        names = [card.name for card in self._registry.cards() if card.name == card.root]
         if len(names) < 2:
             raise ApiError(409, f"An arena needs two models, but this server has {', '.join(names) or 'none yet'}.")
         if requested.prompt is None and not self._prompts:
@@ -211,7 +211,7 @@ class Arena:
 
     async def standings(self) -> JSONResponse:
         """Ranks the models by the votes in the file; `problem` is the reason if the votes do not suffice."""
-        names = [model.name for model in self._registry.models()]
+        names = [card.name for card in self._registry.cards() if card.name == card.root]
 
         def read() -> dict[str, Any]:
             try:
@@ -229,7 +229,7 @@ class Arena:
             max_new_tokens=_MOST_TOKENS, temperature=_TEMPERATURE, top_p=_TOP_P, seed=secrets.randbits(62)
         )
         try:
-            with self._registry.using(side.model) as model:
+            async with self._registry.using(side.model) as model:
                 turns = [{"role": "user", "content": of.prompt}]
                 prompt = await model.prepare(model.read_chat, turns) if of.is_chat else of.prompt
                 requests = await model.requests([prompt], config, priority=0, tenant="")
@@ -246,7 +246,7 @@ class Arena:
 
     def _is_chat(self) -> bool:
         """Whether prompts are sent as chats: only if all models have a chat template, so that the form is the same."""
-        return all(model.template is not None for model in self._registry.models())
+        return all(card.about.chats for card in self._registry.cards())
 
     def _round(self, name: str) -> Round:
         if name not in self._rounds:

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config, PathText
+
+_LONGEST = 64  # characters of a duration
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"[-+]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+")
+
+
+def duration(given: float | str) -> float:
+    """Returns the seconds of a number or of a duration such as ``1h30m``, as Ollama reads them: negative is for ever.
+
+    Raises `ValueError` for anything else.
+    """
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        text = str(given)
+        if len(text) > _LONGEST or not _DURATION.fullmatch(text):
+            message = (
+                f"{text[:_LONGEST]!r} is no duration. Give seconds, or numbers with units such as 90s, 5m or 1h30m"
+            )
+            raise ValueError(message) from None
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([a-zµ]+)", text))
+        seconds = -seconds if text.startswith("-") else seconds
+    if math.isnan(seconds):
+        raise ValueError("keep_alive is not a number")
+    return math.inf if seconds < 0 else seconds
 
 
 class ServerConfig(Config):
@@ -51,8 +78,19 @@ class ServerConfig(Config):
     tokens_per_step: int | None = Field(default=None, ge=1)
     """The most tokens that the network reads in a step: a higher limit reads long prompts faster, but delays the tokens
     of other texts more. `null` is 512 on a CPU and 8192 on a GPU."""
+    memory_budget: float | None = Field(default=None, gt=0)
+    """GiB for all models together, their weights and caches; `null` is nine tenths of the memory that is free at the
+    start."""
+    keep_alive: float | str = -1.0
+    """How long an idle model stays loaded: seconds, or a duration such as `5m` or `1h30m`; a negative one is until
+    another model needs the memory."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names of models, such as `{gpt-4o: quickstart}`."""
+    adapter_directory: PathText | None = None
+    """A directory whose adapters clients may load and drop while the server runs; `null` allows none."""
     cache_memory: float | None = Field(default=None, gt=0)
-    """GiB for cached keys and values; `null` is what `max_running` texts need, at most half of the free memory."""
+    """GiB for the cached keys and values of each model; `null` is what `max_running` texts need, at most an even share
+    of what the weights leave of `memory_budget`."""
     cache_dtype: Literal["auto", "int8"] = "auto"
     """The data type of cached keys and values; see `generation.cache_dtype`."""
     batch_invariant: bool = False
@@ -75,6 +113,13 @@ class ServerConfig(Config):
     """How many copies of the models run, with engine `ray`; the limits above apply to each of them."""
     replica_cores: int | None = Field(default=None, ge=1)
     """CPU cores of a replica, with engine `ray`; `null` shares those of the cluster evenly."""
+
+    @model_validator(mode="after")
+    def _check_models(self) -> ServerConfig:
+        duration(self.keep_alive)
+        if self.adapter_directory is not None and (self.engine == "ray" or self.tensor_parallel > 1):
+            raise ValueError("adapter_directory needs models that run in this process, without tensor_parallel")
+        return self
 
     @model_validator(mode="after")
     def _check_engine(self) -> ServerConfig:

@@ -58,7 +58,7 @@ class Embeddings:
         self, request: Request, model: str, texts: str | Sequence[Any], param: str
     ) -> tuple[list[list[float]], int]:
         """The vectors of the texts in the field `param`, and the number of all tokens; raises `ApiError`."""
-        with self._answering.ticket(request, model) as ticket:
+        with await self._answering.ticket(request, model) as ticket:
             prompts = as_prompts(texts, param, _MOST_TEXTS)
             return await self._answering.while_wanted(request, ticket.model.embed(prompts), param)
 

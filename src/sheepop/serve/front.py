@@ -18,9 +18,8 @@ from sheepop.serve.bodies import CLIENT_LEFT
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.metrics import Metrics, merged
 from sheepop.serve.protocol import MODEL_PATHS, ApiError
-from sheepop.serve.registry import Registry, draining
+from sheepop.serve.registry import draining
 from sheepop.serve.replicas import Replicas
-from sheepop.serve.served_model import ServedModel
 
 _FORWARDED = (
     "type", "http_version", "scheme", "method", "path", "raw_path", "query_string", "root_path", "headers", "client",
@@ -34,7 +33,7 @@ class Front:
 
     def __init__(self, replicas: Replicas, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self._replicas, self._config, self._doorkeeper = replicas, config, doorkeeper
-        self._metrics = Metrics(Registry(_no_model, []))
+        self._metrics = Metrics(tuple)  # the models are in the replicas
         self._gate = Gate(
             self._answer,
             metrics=self._metrics,
@@ -123,10 +122,6 @@ class Front:
                         await send(head)
                         head = None
                     await send(message)
-
-
-def _no_model(name: str) -> ServedModel:
-    raise AssertionError(f"{name}: models are in the replicas")
 
 
 def beginning(body: bytes, tenant: str) -> str:

@@ -17,7 +17,6 @@ from sheepop.interpret.checks import check_trace
 from sheepop.interpret.lens import embedding_map, logit_lens, nearest_tokens, residual_norms
 from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
-from sheepop.model import EncoderDecoder
 from sheepop.serve.protocol import ApiError, RequestModel
 from sheepop.serve.registry import Registry
 from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
@@ -80,11 +79,10 @@ class Inside:
 
     async def models(self) -> JSONResponse:
         """The models that can be traced, and whether each has a chat template and an encoder."""
-        found = []
-        for model in self._registry.models():
-            encodes = isinstance(model.generator.model, EncoderDecoder)
-            found.append({"name": model.name, "chats": model.template is not None, "encodes": encodes})
-        return json_answer(found)
+        cards = self._registry.cards()
+        return json_answer(
+            [{"name": card.name, "chats": card.about.chats, "encodes": card.about.encodes} for card in cards]
+        )
 
     async def reload(self) -> JSONResponse:
         """Reloads all models, to show the current state of a run; returns the same as `models`."""
@@ -96,11 +94,10 @@ class Inside:
 
     async def trace(self, requested: TraceRequest) -> JSONResponse:
         """Makes a new trace; returns its tokens, predictions, norms, and the names of all tensors."""
-        models = self._registry.models()
-        if not models:
+        cards = self._registry.cards()
+        if not cards:
             raise ApiError(404, "There is no model yet: the run has no checkpoint so far.", code="model_not_found")
-        name = requested.model or models[0].name
-        with self._registry.using(name) as model:
+        async with self._registry.using(requested.model or cards[0].name) as model:
             return json_answer(await self._work.do(self._begin, model, requested))
 
     def _begin(self, model: Any, requested: TraceRequest) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from sheepop.generate.scheduler import Scheduler
-from sheepop.serve.registry import Registry
+from sheepop.serve.served_model import ServedModel
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -19,7 +19,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 class Metrics:
     """Counters and times of requests; the state of the engines is read when the metrics are."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         own = self._registry = CollectorRegistry()
         self.requests = Counter(
             "sheepop_requests", "Requests by endpoint and status.", ["path", "status"], registry=own
@@ -41,7 +41,7 @@ class Metrics:
             "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, registry=own
         )
         self.open = Gauge("sheepop_open_connections", "Requests whose answers are not complete.", registry=own)
-        self._registry.register(_Engines(registry))
+        self._registry.register(_Engines(models))
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -49,16 +49,17 @@ class Metrics:
 
 
 class _Engines(Collector):
-    def __init__(self, registry: Registry) -> None:
-        self._models = registry
+    def __init__(self, models: Callable[[], Iterable[ServedModel]]) -> None:
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current gauges of the engines."""
+        schedulers = {each.name: each.worker.scheduler for each in self._models() if each.base is None}
         preemptions = CounterMetricFamily(
             "sheepop_preemptions", "Requests that gave their cache to others.", labels=["model"]
         )
-        for model in self._models.models():
-            preemptions.add_metric([model.name], model.worker.scheduler.num_preemptions)
+        for model, scheduler in schedulers.items():
+            preemptions.add_metric([model], scheduler.num_preemptions)
         yield preemptions
         gauges: dict[str, tuple[str, Callable[[Scheduler], float]]] = {
             "sheepop_running_requests": ("Running requests.", lambda scheduler: len(scheduler.running)),
@@ -67,8 +68,8 @@ class _Engines(Collector):
         }
         for name, (meaning, value) in gauges.items():
             family = GaugeMetricFamily(name, meaning, labels=["model"])
-            for model in self._models.models():
-                family.add_metric([model.name], value(model.worker.scheduler))
+            for model, scheduler in schedulers.items():
+                family.add_metric([model], value(scheduler))
             yield family
 
 

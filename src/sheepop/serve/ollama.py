@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from sheepop.serve.answering import Answering, Chunks, one_by_one
 from sheepop.serve.chat_request import ChatRequest, NoneYet, Tool, translated
+from sheepop.serve.config import duration
 from sheepop.serve.embeddings import Embeddings
 from sheepop.serve.protocol import (
     ApiError,
@@ -24,7 +26,9 @@ from sheepop.serve.protocol import (
     refusal_of,
 )
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.stock import Card
 
+_CENTURY = 100 * 365 * 86400
 # Options with their names in the API of OpenAI; those of None change no answer.
 _OPTIONS = {
     "num_predict": "max_tokens", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -32,6 +36,9 @@ _OPTIONS = {
     "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
     **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "num_keep", "numa")),
 }  # fmt: skip
+
+
+KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(duration)]
 
 
 class Function(RequestModel):
@@ -86,7 +93,7 @@ class _Asked(RequestModel):
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | str | None = None
-    keep_alive: str | float | int | None = None
+    keep_alive: KeepAlive | None = None
 
     def settings(self) -> dict[str, Any]:
         """The settings in the words of OpenAI's API; raises `ApiError` for an unknown option."""
@@ -114,7 +121,7 @@ class _Asked(RequestModel):
 class OllamaChatRequest(_Asked):
     """``POST /api/chat``."""
 
-    messages: Annotated[list[OllamaMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
     tools: list[Tool] | None = None
 
     def to_chat(self) -> ChatRequest:
@@ -127,7 +134,7 @@ class OllamaChatRequest(_Asked):
 class GenerateRequest(_Asked):
     """``POST /api/generate``."""
 
-    prompt: Annotated[str, Field(min_length=1)]
+    prompt: str = ""
     system: str | None = None
     images: NoneYet = None
     raw: bool = False
@@ -163,7 +170,7 @@ class OllamaEmbedRequest(RequestModel):
     input: Prompts
     truncate: bool | None = None
     options: dict[str, Any] | None = None
-    keep_alive: str | float | int | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaStyle:
@@ -221,50 +228,91 @@ class Ollama:
     """The endpoints of Ollama's API."""
 
     def __init__(self, answering: Answering, embeddings: Embeddings) -> None:
-        self._answering, self._embeddings = answering, embeddings
+        self._answering, self._embeddings, self._registry = answering, embeddings, answering.registry
 
     async def chat(self, requested: OllamaChatRequest, request: Request) -> Response:
-        """Answers a conversation."""
+        """Answers a conversation; one without messages loads the model, or unloads it."""
+        self._keep(requested)
+        if not requested.messages:
+            return await self._load(requested, request, {"message": {"role": "assistant", "content": ""}})
         chat = await self._answering.bodies.do(requested.to_chat)
         return await self._answering.chat(chat, request, OllamaStyle(is_chat=True))
 
     async def generate(self, requested: GenerateRequest, request: Request) -> Response:
-        """Answers a text, or with `raw` or without a chat template, continues it."""
-        model = self._answering.registry.model(plain_name(requested.model))
+        """Answers a text, or with `raw` or without a chat template, continues it; without a text loads the model."""
+        self._keep(requested)
+        if not requested.prompt:
+            return await self._load(requested, request, {"response": ""})
         style = OllamaStyle(is_chat=False)
-        if requested.raw or model.template is None:
-            encode = model.encoded
-            prompt = await self._answering.while_wanted(
-                request, model.prepare(encode, requested.prompt, with_prefix=True, parse_special=False), "prompt"
-            )
-            completion = requested.to_completion(model.room(len(prompt), 1))
-            return await self._answering.complete(completion, request, style)
-        chat = await self._answering.bodies.do(requested.to_chat)
-        return await self._answering.chat(chat, request, style)
+        async with self._using(requested, request) as model:
+            if requested.raw or model.template is None:
+                encode = model.encoded
+                prompt = await self._answering.while_wanted(
+                    request, model.prepare(encode, requested.prompt, with_prefix=True, parse_special=False), "prompt"
+                )
+                completion = requested.to_completion(model.room(len(prompt), 1))
+                return await self._answering.complete(completion, request, style)
+            chat = await self._answering.bodies.do(requested.to_chat)
+            return await self._answering.chat(chat, request, style)
 
     async def tags(self, request: Request) -> dict[str, Any]:
-        """The models of this server."""
+        """The models of this server, loaded or not."""
         self._answering.doorkeeper.client(request.headers)
-        return {"models": [_described(model) for model in self._answering.registry.models()]}
+        return {"models": [_described(card) for card in self._registry.cards()]}
+
+    async def running(self, request: Request) -> dict[str, Any]:
+        """The loaded models, and when each is unloaded if nobody uses it."""
+        self._answering.doorkeeper.client(request.headers)
+        cards = [card for card in self._registry.cards() if card.state == "loaded" and card.name == card.root]
+        return {
+            "models": [
+                {**_described(card), "size_vram": card.about.num_bytes, "expires_at": _in_seconds(card.seconds_left)}
+                for card in cards
+            ]
+        }
+
+    def _keep(self, requested: _Asked | OllamaEmbedRequest) -> None:
+        if requested.keep_alive is not None:
+            self._registry.keep(plain_name(requested.model), requested.keep_alive)
+
+    async def _load(self, requested: _Asked, request: Request, message: dict[str, Any]) -> Response:
+        """Loads the model, or with a `keep_alive` of 0 lets it go."""
+        unloads = requested.keep_alive == 0
+        if not unloads:
+            async with self._using(requested, request):
+                pass
+        about = {"model": requested.model, "created_at": _now(), **message, "done": True}
+        return await self._answering.json({**about, "done_reason": "unload" if unloads else "load"})
+
+    @asynccontextmanager
+    async def _using(self, requested: _Asked | ShowRequest, request: Request) -> AsyncIterator[ServedModel]:
+        entering = self._registry.entered(plain_name(requested.model))
+        model = await self._answering.while_wanted(request, entering, "model")
+        try:
+            yield model
+        finally:
+            self._registry.leave(model)
 
     async def show(self, requested: ShowRequest, request: Request) -> dict[str, Any]:
         """One model."""
         self._answering.doorkeeper.client(request.headers)
-        model = self._answering.registry.model(plain_name(requested.model))
-        can = ["completion", *(["tools"] if model.template is not None else [])]
-        thinks = any(section.kind == "reasoning" for section in model.sections)
-        return {
-            "modelfile": "",
-            "parameters": "\n".join(f"{name} {value}" for name, value in model.generator.defaults.items()),
-            "template": "" if model.template is None else model.template.source,
-            "details": _described(model)["details"],
-            "model_info": {"general.architecture": "sheepop", "sheepop.context_length": model.generator.max_seq_len},
-            "capabilities": [*can, *(["thinking"] if thinks else []), "embedding"],
-        }
+        async with self._using(requested, request) as model:
+            can = ["completion", *(["tools"] if model.template is not None else [])]
+            thinks = any(section.kind == "reasoning" for section in model.sections)
+            longest = model.generator.max_seq_len
+            return {
+                "modelfile": "",
+                "parameters": "\n".join(f"{name} {value}" for name, value in model.generator.defaults.items()),
+                "template": "" if model.template is None else model.template.source,
+                "details": _described(self._registry.card(model.name))["details"],
+                "model_info": {"general.architecture": "sheepop", "sheepop.context_length": longest},
+                "capabilities": [*can, *(["thinking"] if thinks else []), "embedding"],
+            }
 
     async def embed(self, requested: OllamaEmbedRequest, request: Request) -> Response:
         """A vector for each text."""
         started = time.monotonic_ns()
+        self._keep(requested)
         name = plain_name(requested.model)
         vectors, count = await self._embeddings.vectors(request, name, requested.input, "input")
         about = {"model": name, "total_duration": time.monotonic_ns() - started, "prompt_eval_count": count}
@@ -276,20 +324,25 @@ def plain_name(model: str) -> str:
     return model.removesuffix(":latest")
 
 
-def _described(model: ServedModel) -> dict[str, Any]:
-    count = sum(parameter.numel() for parameter in model.generator.model.parameters())
+def _described(card: Card) -> dict[str, Any]:
+    size = f"{card.about.num_parameters:,}"
     return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
-        "size": sum(each.numel() * each.element_size() for each in model.generator.model.parameters()),
+        "name": card.name,
+        "model": card.name,
+        "modified_at": datetime.fromtimestamp(card.created, UTC).isoformat(),
+        "size": card.about.num_bytes,
         "digest": "",
-        "details": {"family": "sheepop", "parameter_size": f"{count:,}", "quantization_level": ""},
+        "details": {"family": "sheepop", "parameter_size": size, "quantization_level": ""},
     }
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
+
+
+def _in_seconds(seconds: float | None) -> str:
+    """The time after so many seconds, at most a century from now, which stands for ever."""
+    return (datetime.now(UTC) + timedelta(seconds=min(seconds or 0, _CENTURY))).isoformat()
 
 
 def _line(value: dict[str, Any]) -> str:

@@ -25,6 +25,8 @@ MODEL_PATHS = (
     "/v1/responses",
     "/v1/score",
     "/v1/rerank",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/api/chat",
     "/api/generate",
     "/api/show",

@@ -1,65 +1,30 @@
-"""The models of a server: on disk, and loaded, by name."""
+"""The models of a server by name: loaded when they are used, kept, and unloaded, within one budget of memory.
+
+One thread loads models, another unloads and closes them. A model that leaves its place, because it is loaded anew or
+because another one needs its memory, is closed after the last request that uses it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sheepop.checkpoint import LoadedModel, load_model, with_adapters
-from sheepop.checkpoint.lazy_tensor import dtype_named
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
-from sheepop.serve.config import ServerConfig
+from sheepop.serve.config import ServerConfig, duration
 from sheepop.serve.protocol import ApiError
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.stock import Card, Description, ModelTooLargeError, Source, Stock
+from sheepop.serve.worker import ShutdownError
 
-if TYPE_CHECKING:
-    from sheepop.generate.split_model import Followers
-
-
-@dataclass
-class Stock:
-    """The `paths` of models by name; `adapters` are served as separate models over the weights of the first."""
-
-    paths: dict[str, Path]
-    adapters: dict[str, Path]
-    config: ServerConfig
-    device: str = "auto"
-    dtype: str | None = None
-    _base: LoadedModel | None = field(default=None, init=False)
-    _followers: Followers | None = field(default=None, init=False)
-
-    @property
-    def names(self) -> list[str]:
-        """The names in loading order: models before adapters, which share their weights."""
-        return [*self.paths, *self.adapters]
-
-    def load(self, name: str) -> ServedModel:
-        """Loads a model from disk; an adapter shares the weights of the base model that was loaded last."""
-        if name in self.paths:
-            loaded = self._read(self.paths[name])
-            if self.adapters and name == next(iter(self.paths)):
-                self._base = loaded
-            return ServedModel(name, loaded, self.config)
-        assert self._base is not None
-        return ServedModel(name, with_adapters(self._base, [self.adapters[name]], merge=False), self.config)
-
-    def _read(self, path: Path) -> LoadedModel:
-        device, dtype = resolve_device(self.device), dtype_named(self.dtype)
-        if self.config.tensor_parallel == 1:
-            return load_model(path, device, dtype)
-        if self.adapters:
-            raise UsageError("Models with adapters cannot be split over processes. Leave server.tensor_parallel out.")
-        if self._followers is None:
-            # It loads torch's compiler, which takes a second and which one process does not need.
-            from sheepop.generate.split_model import Followers
-
-            self._followers = Followers(self.config.tensor_parallel, device)
-        return self._followers.load(path, dtype)
+_LOG = logging.getLogger("sheepop.server")
+_KEEPER_SECONDS = 1.0
 
 
 def draining() -> ApiError:
@@ -67,81 +32,360 @@ def draining() -> ApiError:
     return ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
 
 
-class Registry:
-    """Keeps models by name. A replaced model is closed after the last request that uses it.
+@dataclass(eq=False)
+class _Slot:
+    """A name, and the model that it has now; `loading` ends when there is one, or none can be."""
 
-    Models in `later` may not exist yet: they are runs without a checkpoint so far.
+    name: str
+    source: Source
+    created: int = field(default_factory=lambda: int(time.time()))
+    about: Description | None = None
+    model: ServedModel | None = None
+    loading: Future[None] | None = None
+    num_waiting: int = 0
+    used: float = 0.0
+    keep_alive: float | None = None  # of the last request that said one
+
+
+class Registry:
+    """The models of `stock`, of which those in `later` may not exist yet; loads the first, and its adapters, now.
+
+    Raises `SheepOpError` if one of these cannot be loaded, and `UsageError` for an alias that names no model.
     """
 
-    def __init__(self, load: Callable[[str], ServedModel], names: list[str], *, later: Collection[str] = ()) -> None:
-        self._load, self._lock, self._later = load, threading.Lock(), later
-        self._models = {name: load(name) for name in names}
-        self._uses: dict[int, int] = {}
+    def __init__(
+        self, stock: Stock, *, later: Collection[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stock, self._clock, self._later = stock, clock, frozenset(later)
+        config: ServerConfig = stock.config
+        self._keep_alive, self._most_waiting = duration(config.keep_alive), config.max_running + config.max_waiting
+        self._slots = {name: _Slot(name, source) for name, source in stock.sources.items()}
+        self._aliases = dict(config.aliases)
+        for alias, name in self._aliases.items():
+            if name not in self._slots or alias in self._slots:
+                raise UsageError(
+                    f"The alias {alias}={name} must be a new name of one of the models {', '.join(self._slots)}."
+                )
+        self._changed = threading.Condition()  # guards the slots and what follows
+        self._uses: Counter[int] = Counter()
+        self._bytes: dict[int, int] = {}  # of each model that is not closed
         self._retired: list[ServedModel] = []
-        self.is_draining = False
+        self._num_open = 0
+        self.is_draining = self._is_closed = False
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="loading")
+        self._keeper = threading.Thread(target=self._keep, name="keeping models", daemon=True)
+        self._keeper.start()
+        try:
+            ready = [slot for slot in self._slots.values() if slot.name not in self._later]
+            for slot in ready:
+                slot.about = self._described(slot)
+            for slot in ready:
+                if slot is ready[0] or slot.source.base == ready[0].name:
+                    self._loader.submit(self._load, slot).result()
+        except BaseException:
+            self.close()
+            raise
 
     def models(self) -> list[ServedModel]:
-        """All current models."""
-        return list(self._models.values())
+        """All loaded models."""
+        with self._changed:
+            return [slot.model for slot in self._slots.values() if slot.model is not None]
 
-    def model(self, name: str) -> ServedModel:
-        """The model of this name; raises `ApiError` 404."""
-        if name not in self._models:
-            known = ", ".join(self._models) or "none yet"
-            raise ApiError(404, f"There is no model {name!r}; there is {known}.", param="model", code="model_not_found")
-        return self._models[name]
+    def cards(self) -> list[Card]:
+        """All models that exist, loaded or not, and their aliases."""
+        with self._changed:
+            names = [(slot.name, slot) for slot in self._slots.values()]
+            names += [(alias, self._slots[name]) for alias, name in self._aliases.items()]
+            return [self._card(name, slot, slot.about) for name, slot in names if slot.about is not None]
 
-    @contextmanager
-    def using(self, name: str) -> Iterator[ServedModel]:
-        """Keeps the model of this name open within the context; raises `ApiError` 404, or 503 while draining."""
-        if self.is_draining:
-            raise draining()
-        with self._lock:
-            model = self.model(name)
-            self._uses[id(model)] = self._uses.get(id(model), 0) + 1
+    def card(self, name: str) -> Card:
+        """The card of this name; raises `ApiError` 404."""
+        with self._changed:
+            slot = self._slot(name)
+            if slot.about is None:
+                raise self._unknown(name)
+            return self._card(name, slot, slot.about)
+
+    def _card(self, name: str, slot: _Slot, about: Description) -> Card:
+        state = "loaded" if slot.model is not None else "unloaded" if slot.loading is None else "loading"
+        left = None if slot.model is None else max(0.0, self._expires(slot) - self._clock())
+        return Card(name, about, slot.created, state, slot.name, slot.source.base, left)
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[ServedModel]:
+        """Keeps the model of this name open within the context; raises as `entered`."""
+        model = await self.entered(name)
         try:
             yield model
         finally:
-            with self._lock:
-                self._uses[id(model)] -= 1
-            self._end_unused()
+            self.leave(model)
+
+    async def entered(self, name: str) -> ServedModel:
+        """Opens the model of this name until `leave`; it is loaded first if it is not.
+
+        Raises `ApiError`: 404 for an unknown name, 400 for a model that never fits the memory, 503 for one that cannot
+        be loaded, if too many requests wait for it, or while draining.
+        """
+        while isinstance(found := self._enter(name), Future):
+            with self._waiting(name):
+                try:
+                    await asyncio.shield(asyncio.wrap_future(found))
+                except SheepOpError as error:
+                    raise _refusal(name, error) from None
+        return found
+
+    def leave(self, model: ServedModel) -> None:
+        """Ends the use of a model."""
+        with self._changed:
+            self._num_open -= 1
+            self._release(model)
+
+    @contextmanager
+    def _waiting(self, name: str) -> Iterator[None]:
+        with self._changed:
+            slot = self._slot(name)
+            if slot.num_waiting >= self._most_waiting:
+                message = f"{self._most_waiting} requests wait until {slot.name} is loaded. Try again later."
+                raise ApiError(503, message, kind="server_error", code="overloaded", retry_after=1)
+            slot.num_waiting, self._num_open = slot.num_waiting + 1, self._num_open + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                slot.num_waiting, self._num_open = slot.num_waiting - 1, self._num_open - 1
+
+    def _enter(self, name: str) -> ServedModel | Future[None]:
+        """Opens a model, or begins to load it."""
+        with self._changed:
+            if self.is_draining or self._is_closed:
+                raise draining()
+            slot = self._slot(name)
+            if (model := self._retained(slot)) is not None:
+                self._num_open += 1
+                return model
+            if slot.loading is None:
+                slot.loading = self._loader.submit(self._load_once, slot)
+            return slot.loading
+
+    def keep(self, name: str, keep_alive: float) -> None:
+        """Keeps the model so many idle seconds from now on, until another request says so or it is unloaded."""
+        with self._changed:
+            self._slot(name).keep_alive = keep_alive
+            self._changed.notify_all()
 
     @property
     def num_open(self) -> int:
         """The number of open requests."""
-        with self._lock:
-            return sum(self._uses.values())
+        return self._num_open
+
+    async def add(self, name: str, source: Source) -> None:
+        """Adds an adapter and loads it; raises `ApiError` 400 for one that is taken, or that does not fit its base."""
+        with self._changed:
+            if name in self._slots or name in self._aliases:
+                message = f"The lora adapter '{name}' has already been loaded, or is the name of another model."
+                raise ApiError(400, message, param="lora_name", code="name_taken")
+            self._slot(source.base or "")
+            slot = self._slots[name] = _Slot(name, source)
+        try:
+            self.leave(await self.entered(name))
+        except ApiError as error:
+            with self._changed:
+                if self._slots.get(name) is slot:
+                    del self._slots[name]
+            if error.status_code == 503 and error.body["error"]["code"] == "model_not_loaded":
+                raise ApiError(400, error.detail, param="lora_path", code="invalid_value") from None
+            raise
+
+    def remove(self, name: str) -> None:
+        """Removes an adapter; requests that run with it finish. Raises `ApiError` 404."""
+        with self._changed:
+            slot = self._slots.get(name)
+            if slot is None or slot.source.base is None or slot.loading is not None:
+                raise ApiError(404, f"The lora adapter '{name}' cannot be found.", param="lora_name", code="not_found")
+            self._retire(slot)
+            del self._slots[name]
+            self._aliases = {alias: of for alias, of in self._aliases.items() if of != name}
 
     def reload(self) -> None:
-        """Reloads all models from disk; running requests finish with the old ones.
+        """Loads all loaded models anew, and those that may exist by now; running requests finish with the old ones.
 
         A model that cannot be read stays as it was, and the others are still reloaded; then raises `CheckpointError`.
         """
         problems = []
-        for name in dict.fromkeys((*self._models, *self._later)):
+        with self._changed:
+            loaded = [slot for slot in self._slots.values() if slot.model is not None]
+            later = [slot for slot in self._slots.values() if slot.model is None and slot.name in self._later]
+        for slot in (*loaded, *later):
             try:
-                fresh = self._load(name)
+                self._loader.submit(self._load, slot).result()
             except SheepOpError as error:
-                if name in self._models or not isinstance(error, CheckpointError):
-                    problems.append(f"{name} stays as it was: {error}")
-                continue
-            with self._lock:
-                if name in self._models:
-                    self._retired.append(self._models[name])
-                self._models[name] = fresh
-        self._end_unused()
+                if slot in loaded or not isinstance(error, CheckpointError):
+                    state = "is not loaded" if slot.model is None else "stays as it was"
+                    problems.append(f"{slot.name} {state}: {error}")
         if problems:
             raise CheckpointError(" ".join(problems))
 
     def close(self) -> None:
-        """Closes all models."""
-        for model in (*self._models.values(), *self._retired):
+        """Closes all models; requests that wait for one are refused."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._loader.shutdown()
+        self._keeper.join()
+        for model in (*self._retired, *self.models()):
             model.close()
 
-    def _end_unused(self) -> None:
-        with self._lock:
-            over = [model for model in self._retired if not self._uses.get(id(model))]
-            self._retired = [model for model in self._retired if model not in over]
+    def tidy(self) -> None:
+        """Unloads models that were idle for as long as they are kept, and closes those that nobody uses any more."""
+        with self._changed:
+            for slot in self._slots.values():
+                idle = slot.model is not None and slot.source.base is None and not self._uses[id(slot.model)]
+                if idle and self._expires(slot) <= self._clock():
+                    self._unload(slot, "because it was idle")
+            over = [model for model in self._retired if not self._uses[id(model)]]
+            self._retired = [model for model in self._retired if self._uses[id(model)]]
         for model in over:
-            self._uses.pop(id(model), None)
-            model.close()
+            try:
+                model.close()
+            except Exception as error:
+                _LOG.error("%s did not end as it should", model.name, exc_info=error)
+        with self._changed:
+            for model in over:
+                del self._bytes[id(model)], self._uses[id(model)]
+            if over:
+                self._changed.notify_all()
+
+    def _keep(self) -> None:
+        while not self._is_closed:
+            self.tidy()
+            with self._changed:
+                if not (self._is_closed or any(not self._uses[id(model)] for model in self._retired)):
+                    self._changed.wait(_KEEPER_SECONDS)
+
+    def _expires(self, slot: _Slot) -> float:
+        if slot.source.base is not None:
+            slot = self._slots[slot.source.base]
+        return slot.used + (self._keep_alive if slot.keep_alive is None else slot.keep_alive)
+
+    def _slot(self, name: str) -> _Slot:
+        found = self._slots.get(self._aliases.get(name, name))
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def _unknown(self, name: str) -> ApiError:
+        known = ", ".join((*self._slots, *self._aliases)) or "none yet"
+        return ApiError(404, f"There is no model {name!r}; there is {known}.", param="model", code="model_not_found")
+
+    def _retained(self, slot: _Slot) -> ServedModel | None:
+        """Counts a use of a model, and of the base whose engine it uses; None if it is not loaded."""
+        with self._changed:
+            if (model := slot.model) is not None:
+                self._uses.update(id(each) for each in (model, model.base) if each is not None)
+            return model
+
+    def _release(self, model: ServedModel) -> None:
+        with self._changed:
+            self._uses.subtract(id(each) for each in (model, model.base) if each is not None)
+            for slot in self._slots.values():
+                if slot.model is not None and slot.model in (model, model.base):
+                    slot.used = self._clock()
+            self._changed.notify_all()
+
+    def _retire(self, slot: _Slot) -> None:
+        """Takes a model, and the adapters on its engine, out of their places; they are closed once nobody uses them."""
+        for each in self._slots.values():
+            if each.model is not None and (each is slot or each.source.base == slot.name):
+                self._retired.append(each.model)
+                each.model = None
+        self._changed.notify_all()
+
+    def _load_once(self, slot: _Slot) -> None:
+        """Loads a model that requests wait for; an adapter may have needed it meanwhile."""
+        try:
+            if slot.model is None:
+                self._load(slot)
+        except SheepOpError:
+            raise
+        except Exception as error:
+            _LOG.error("%s cannot be loaded", slot.name, exc_info=error)
+            raise CheckpointError(f"{type(error).__name__}: {error}") from None
+        finally:
+            with self._changed:
+                slot.loading = None
+
+    def _load(self, slot: _Slot) -> None:
+        """Loads a model, anew if it is loaded; runs in the thread that loads."""
+        if self._is_closed:
+            raise ShutdownError("The server is shutting down.")
+        with nullcontext() if slot.source.base is None else self._held(self._slots[slot.source.base]) as base:
+            about, old, cache, held = self._described(slot), slot.model, 0, 0
+            if base is None:
+                models = [each.about for each in self._slots.values() if each.source.base is None]
+                cache = self._stock.cache_bytes([each.num_bytes for each in models if each is not None])
+            else:
+                held = self._bytes[id(base)]
+            self._stock.require_room(slot.name, about.num_bytes, cache, held)
+            self._make_room(slot, about.num_bytes + cache, base)
+            loaded = self._stock.read(slot.source, base)
+            if base is None and old is not None and loaded.model.device.type != "cpu":
+                # There, a cache takes its memory at once, so the old one must be gone.
+                with self._changed:
+                    self._retire(slot)
+                    self._changed.wait_for(lambda: id(old) not in self._bytes or self._is_closed)
+            model = self._stock.serve(slot.name, loaded, base, cache)
+            with self._changed:
+                self._retire(slot)
+                slot.model, slot.about, slot.used = model, about, self._clock()
+                self._bytes[id(model)] = about.num_bytes + cache
+
+    @contextmanager
+    def _held(self, slot: _Slot) -> Iterator[ServedModel]:
+        """Keeps the base of an adapter open within the context; loads it if it is not."""
+        while (base := self._retained(slot)) is None:
+            self._load(slot)
+        try:
+            yield base
+        finally:
+            self._release(base)
+
+    def _described(self, slot: _Slot) -> Description:
+        base = None if slot.source.base is None else self._slots[slot.source.base].about
+        return self._stock.describe(slot.source, base)
+
+    def _make_room(self, slot: _Slot, size: int, base: ServedModel | None) -> None:
+        """Unloads other models, the least recently used first, until there is room; waits until they are closed.
+
+        What the slot has now counts as gone.
+        """
+        with self._changed:
+            while not self._is_closed:
+                held = sum(self._bytes.values())
+                kept = [each for each in self._slots.values() if each.model is not None]
+                leaving = held - sum(self._bytes[id(each.model)] for each in kept)
+                own = 0 if slot.model is None else self._bytes[id(slot.model)]
+                missing = held - own + size - self._stock.budget
+                if missing <= 0:
+                    return
+                others = [each for each in kept if each.source.base is None and each.model not in (base, slot.model)]
+                if missing > leaving and others:
+                    last = min(others, key=lambda each: (self._uses[id(each.model)] > 0, each.used))
+                    self._unload(last, f"to make room for {slot.name}")
+                elif leaving:
+                    self._changed.wait()
+                else:
+                    raise ModelTooLargeError(f"The adapters of this model leave no room for {slot.name}. Drop one.")
+        raise ShutdownError("The server is shutting down.")
+
+    def _unload(self, slot: _Slot, why: str) -> None:
+        _LOG.info("%s was unloaded %s.", slot.name, why)
+        slot.keep_alive = None
+        self._retire(slot)
+
+
+def _refusal(name: str, error: SheepOpError) -> ApiError:
+    if isinstance(error, ShutdownError):
+        return draining()
+    if isinstance(error, ModelTooLargeError):
+        return ApiError(400, str(error), param="model", code="model_too_large")
+    return ApiError(503, f"{name} cannot be loaded: {error}", kind="server_error", code="model_not_loaded")

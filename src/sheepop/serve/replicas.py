@@ -29,7 +29,8 @@ from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError
-from sheepop.serve.registry import Registry, Stock
+from sheepop.serve.registry import Registry
+from sheepop.serve.stock import Stock
 
 _ACCEPT_SECONDS = 5.0
 _HEALTH_SECONDS = 2.0
@@ -41,7 +42,7 @@ class Replica:
 
     def __init__(self, stock: Stock, doorkeeper: Doorkeeper, cores: int) -> None:
         torch.set_num_threads(cores)
-        self._registry = Registry(stock.load, stock.names)
+        self._registry = Registry(stock)
         self._app = create_app(self._registry, stock.config, doorkeeper)
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Message]]:

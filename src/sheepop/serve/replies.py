@@ -29,6 +29,10 @@ class ModelCard(Shape):
     created: int
     owned_by: str
     max_model_len: int
+    root: str
+    parent: str | None
+    state: Literal["loaded", "loading", "unloaded"]
+    size: int
 
 
 class ModelList(Shape):

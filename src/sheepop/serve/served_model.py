@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.checkpoint import LoadedModel
+from sheepop.checkpoint.adapted import ADDED
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
@@ -34,10 +35,22 @@ _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for t
 
 
 class ServedModel:
-    """A model with a running engine; `close` ends both."""
+    """A model with a running engine, whose cache may take `cache_bytes`; `close` ends both.
 
-    def __init__(self, name: str, loaded: LoadedModel, config: ServerConfig) -> None:
-        self.name = name
+    With a `base`, of which `loaded` has the weights and an adapter, it runs on the engine of that model. Raises
+    `UsageError` for an adapter that the engine cannot run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loaded: LoadedModel,
+        config: ServerConfig,
+        *,
+        base: ServedModel | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        self.name, self.loaded, self.base = name, loaded, base
         self.tokenizer = loaded.tokenizer
         self.generator = Generator(
             loaded.model,
@@ -46,18 +59,24 @@ class ServedModel:
             defaults=model_defaults(loaded.generation, str(loaded.directory / GENERATION)),
             max_seq_len=config.max_model_len,
         )
-        engine = self.generator.serving_engine(
-            max_sequences=config.max_running,
-            max_waiting=config.max_waiting,
-            max_tokens=config.tokens_per_step,
-            cache_bytes=None if config.cache_memory is None else int(config.cache_memory * 2**30),
-            cache_in_int8=config.cache_dtype == "int8",
-            batch_invariant=config.batch_invariant,
-            guesses=config.guesses,
-        )
-        self.worker = EngineWorker(engine, name)
-        self.created, self._pools_last = int(time.time()), config.embedding_pooling == "last"
-        self._numbers, self._guesses = itertools.count(), config.guesses
+        self.adapter: Adapter | None = None
+        self.worker: EngineWorker
+        self._numbers: Iterator[int]
+        if base is not None:
+            self.adapter, self._numbers, self.worker = Adapter.of(loaded.model, ADDED), base._numbers, base.worker
+            self.worker.require(self.adapter)
+        else:
+            engine = self.generator.serving_engine(
+                max_sequences=config.max_running,
+                max_waiting=config.max_waiting,
+                max_tokens=config.tokens_per_step,
+                cache_bytes=cache_bytes,
+                cache_in_int8=config.cache_dtype == "int8",
+                batch_invariant=config.batch_invariant,
+                guesses=config.guesses,
+            )
+            self._numbers, self.worker = itertools.count(), EngineWorker(engine, name)
+        self._guesses, self._pools_last = config.guesses, config.embedding_pooling == "last"
         self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))
         # Slow grammars delay only other grammars.
         self._compiling = SideWork(f"grammars of {name}", threads=1, most=_FEWEST)
@@ -123,7 +142,7 @@ class ServedModel:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
             prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant,
-            shown_ids=shown_ids,
+            shown_ids=shown_ids, adapter=self.adapter,
         )  # fmt: skip
 
     def room(self, num_tokens: int, width: int) -> int:
@@ -203,8 +222,9 @@ class ServedModel:
         return found
 
     def close(self) -> None:
-        """Stops the engine, and the processes for the template and grammars."""
-        self.worker.close()
+        """Stops the engine unless it is another's, and the processes for the template and grammars."""
+        if self.base is None:
+            self.worker.close()
         self._preparing.close()
         self._compiling.close()
         self._scoring.close()

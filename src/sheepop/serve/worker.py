@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import SheepOpError
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.request import Request
@@ -77,6 +78,10 @@ class EngineWorker:
     def fault(self) -> EngineDeadError | None:
         """Why the thread has ended, if it was a fault."""
         return self._end if isinstance(self._end, EngineDeadError) else None
+
+    def require(self, adapter: Adapter) -> None:
+        """Raises `UsageError` if requests with this adapter cannot run."""
+        self._engine.require(adapter)
 
     async def write(
         self, requests: Sequence[Request], *, seconds: float | None = None

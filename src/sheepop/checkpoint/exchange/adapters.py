@@ -160,7 +160,7 @@ def read_adapter(directory: Path, model: Transformer, family: Family, *, name: s
         raise ConfigError(f"The model already has an adapter called {name!r}. Choose another name.")
     model.requires_grad_(False)
     for path, change in changes:
-        put(model, path, name, change.to(model.get_parameter(f"{path}.weight").device))
+        put(model, path, name, change)
     activate(model, name)
 
 
