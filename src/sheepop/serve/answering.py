@@ -118,7 +118,7 @@ class Answering:
             raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
         with self.ticket(request, requested.model) as ticket:
             most = self.config.max_running + self.config.max_waiting
-            config = completion_config(requested, ticket.model.generator.defaults)
+            config = await self.bodies.do(completion_config, requested, ticket.model.generator.defaults)
             prompts = as_prompts(requested.prompt, "prompt", most)
             if requested.parse_special or not requested.add_special_tokens:
                 how = {"with_prefix": requested.add_special_tokens, "parse_special": requested.parse_special}
@@ -151,7 +151,7 @@ class Answering:
 
             prompt = await self.while_wanted(request, ticket.model.prepare(read), "messages")
             room = ticket.model.room(len(prompt), requested.n)
-            config = chat_config(requested, room, ticket.model.generator.defaults)
+            config = await self.bodies.do(chat_config, requested, room, ticket.model.generator.defaults)
             making = ticket.model.requests(
                 [prompt],
                 config,

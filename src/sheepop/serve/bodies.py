@@ -23,7 +23,7 @@ from sheepop.serve.worker import SideWork
 CLIENT_LEFT = 499  # appears only in the log, since the client is gone
 _SMALL = 2**16  # bytes that are read at once
 _MOST_VALUES = 20_000  # in a body for the library's parser
-_MOST_PARTS, _DEEPEST = 100_000, 201  # as deep as the library reads
+_MOST_PARTS, _DEEPEST = 25_000, 201  # as deep as the library reads
 
 
 def checked(body: bytes, model: type[BaseModel]) -> BaseModel:
@@ -38,7 +38,7 @@ def checked(body: bytes, model: type[BaseModel]) -> BaseModel:
 
 
 def parsed(body: bytes) -> Any:
-    """Parses JSON without NaN and lone surrogates, of at most 201 levels and 100,000 lists and objects.
+    """Parses JSON without NaN and lone surrogates, of at most 201 levels and 25,000 lists and objects.
 
     Raises `ValueError` for anything else.
     """

@@ -174,7 +174,7 @@ class SamplingRequest(RequestModel):
     user: str | None = None
     # These change no answer: nothing is stored, there is one tier, and prefixes are found by their tokens.
     store: bool = False
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from sheepop.serve.protocol import ApiError
 _LOG = logging.getLogger("sheepop.server")
 _LARGEST_HEAD = 64 * 1024
 _IDLE_SECONDS = 30
+_TURN_SECONDS = 0.001
+_SEARCH_SECONDS, _SEARCH_ANYWAY, _NEVER = 30, 20, 2**30
 _LAST_WORDS_SECONDS = 5  # to send the errors of requests that the shutdown ends
 
 
@@ -77,9 +80,23 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._reload))
         if threading.current_thread() is threading.main_thread():
-            # The collector stops all threads, and would search everything that was loaded again for each large body.
+            # A thread that has work waits this long for another, several times in the answer of /health.
+            sys.setswitchinterval(_TURN_SECONDS)
+            # A whole search for garbage stops all threads, and for as long as there are objects of large bodies.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
+            self._searching = loop.create_task(self._search_garbage())
+
+    async def _search_garbage(self) -> None:
+        """Searches for garbage when no request is open, or else after twenty times as long."""
+        waited = 0
+        while True:
+            await asyncio.sleep(_SEARCH_SECONDS)
+            waited += 1
+            if waited >= _SEARCH_ANYWAY or not self._service.num_open:
+                gc.collect()
+                waited = 0
 
     def _reload(self) -> None:
         try:
