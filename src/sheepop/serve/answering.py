@@ -198,17 +198,19 @@ class Answering:
             await self.while_wanted(request, anext(written))
             events = style.events(self._chunks(answer, written, pieces), answer.usage()["prompt_tokens"])
             return _EventStream(events, style.media_type, written, ticket.transfer())
-        await self.while_wanted(request, self._write(answer, written))
+        await self.while_wanted(request, self._write(answer, written, pieces))
         choices = [pieces.whole(update, number) for number, update in enumerate(answer.whole())]
         return await self.json(style.whole({**answer.head(), "choices": choices, "usage": answer.usage()}))
 
-    async def _write(self, answer: Answer, written: Written) -> None:
+    async def _write(self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces) -> None:
         timing = Timing(self.metrics, answer.model.name)
         try:
             async with aclosing(written):
                 async for updates in written:
                     if updates:
                         timing.token()
+                    for update in updates:
+                        pieces.add(update, number_of(update))
         finally:
             self._count(answer)
 
