@@ -74,10 +74,12 @@ class Live:
         runs: Mapping[str, Path] | None = None,
         models: Sequence[str] = ("chat", "plain"),
         prompts: Sequence[str] = (),
+        load: Callable[[str], ServedModel] | None = None,
     ) -> None:
-        self.registry = Registry(
-            lambda name: tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config), models
-        )
+        def load_tiny(name: str) -> ServedModel:
+            return tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config)
+
+        self.registry = Registry(load or load_tiny, models)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = create_app(self.registry, config, runs=WatchedRuns(runs or {}), prompts=prompts)
