@@ -13,11 +13,11 @@ from typing import Any, NoReturn, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from sheepop.serve.protocol import ApiError, refusal_of
+from sheepop.serve.protocol import ApiError, fitted
 from sheepop.serve.worker import SideWork
 
 CLIENT_LEFT = 499  # appears only in the log, since the client is gone
@@ -29,12 +29,10 @@ _MOST_PARTS, _DEEPEST = 25_000, 201  # as deep as the library reads
 def checked(body: bytes, model: type[BaseModel]) -> BaseModel:
     """Reads a body; raises `ApiError` if it is no standard JSON, is too deep, or does not fit `model`."""
     try:
-        return model.model_validate(parsed(body))
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
+        value = parsed(body)
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    return fitted(model, value)
 
 
 def parsed(body: bytes) -> Any:
