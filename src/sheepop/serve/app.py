@@ -200,7 +200,8 @@ class Service:
 
 def _described(model: ServedModel) -> dict[str, Any]:
     found = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sheepop"}
-    return {**found, "max_model_len": model.generator.max_seq_len}
+    settings = dict(model.generator.defaults)
+    return {**found, "max_model_len": model.generator.max_seq_len, "default_sampling_params": settings}
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

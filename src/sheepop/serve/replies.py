@@ -22,13 +22,14 @@ class Status(Shape):
 
 
 class ModelCard(Shape):
-    """A model."""
+    """A model, with its own settings for what a request leaves out."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    default_sampling_params: dict[str, Any]
 
 
 class ModelList(Shape):
