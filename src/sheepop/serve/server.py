@@ -80,23 +80,30 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._reload))
         if threading.current_thread() is threading.main_thread():
-            # A thread that has work waits this long for another, several times in the answer of /health.
-            sys.setswitchinterval(_TURN_SECONDS)
-            # A whole search for garbage stops all threads, and for as long as there are objects of large bodies.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
             self._searching = loop.create_task(self._search_garbage())
 
     async def _search_garbage(self) -> None:
-        """Searches for garbage when no request is open, or else after twenty times as long."""
+        """Searches for garbage when no request is open, or else after twenty times as long; threads take short turns.
+
+        A search stops all threads, for as long as there are objects of large bodies.
+        """
+        turn, thresholds = sys.getswitchinterval(), gc.get_threshold()
+        # A thread that has work waits this long for another, several times in the answer of /health.
+        sys.setswitchinterval(_TURN_SECONDS)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*thresholds[:2], _NEVER)
         waited = 0
-        while True:
-            await asyncio.sleep(_SEARCH_SECONDS)
-            waited += 1
-            if waited >= _SEARCH_ANYWAY or not self._service.num_open:
-                gc.collect()
-                waited = 0
+        try:
+            while True:
+                await asyncio.sleep(_SEARCH_SECONDS)
+                waited += 1
+                if waited >= _SEARCH_ANYWAY or not self._service.num_open:
+                    gc.collect()
+                    waited = 0
+        finally:
+            sys.setswitchinterval(turn)
+            gc.set_threshold(*thresholds)
 
     def _reload(self) -> None:
         try:
