@@ -28,7 +28,7 @@ _LOG = logging.getLogger("sheepop.server")
 _LARGEST_HEAD = 64 * 1024
 _IDLE_SECONDS = 30
 _TURN_SECONDS = 0.001
-_SEARCH_SECONDS, _SEARCH_ANYWAY, _NEVER = 30, 20, 2**30
+_SEARCH_SECONDS, _NEVER = 10, 2**30
 _LAST_WORDS_SECONDS = 5  # to send the errors of requests that the shutdown ends
 
 
@@ -83,24 +83,18 @@ class Server(uvicorn.Server):
             self._searching = loop.create_task(self._search_garbage())
 
     async def _search_garbage(self) -> None:
-        """Searches for garbage when no request is open, or else after twenty times as long; threads take short turns.
-
-        A search stops all threads, for as long as there are objects of large bodies.
-        """
+        """Searches for garbage now and then instead of after each large body, and lets threads take short turns."""
+        # A search stops all threads, and for as long as there are objects.
         turn, thresholds = sys.getswitchinterval(), gc.get_threshold()
         # A thread that has work waits this long for another, several times in the answer of /health.
         sys.setswitchinterval(_TURN_SECONDS)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*thresholds[:2], _NEVER)
-        waited = 0
         try:
             while True:
                 await asyncio.sleep(_SEARCH_SECONDS)
-                waited += 1
-                if waited >= _SEARCH_ANYWAY or not self._service.num_open:
-                    gc.collect()
-                    waited = 0
+                gc.collect()
         finally:
             sys.setswitchinterval(turn)
             gc.set_threshold(*thresholds)
