@@ -121,8 +121,9 @@ def create_app(
     # Clients of Ollama send JSON without saying so.
     others = APIRouter(route_class=app.router.route_class, strict_content_type=False)
     for path, (endpoint, stream) in translated.items():
-        refusal = replies.OllamaRefusal if path.startswith("/api/") else replies.Refusal
-        refusal = replies.MessagesRefusal if path == "/v1/messages" else refusal
+        refusal: type[replies.Shape] = replies.OllamaRefusal if path.startswith("/api/") else replies.Refusal
+        if path == "/v1/messages":
+            refusal = replies.MessagesRefusal
         answers = replies.described(replies.Translated, stream=stream, refusal=refusal)
         methods = ["POST" if path in MODEL_PATHS else "GET"]
         others.add_api_route(path, endpoint, methods=methods, response_model=None, responses=answers)
