@@ -2,8 +2,9 @@
 
 One line for the time per token at 32 streams, of the engine alone and through the server, in turn and with the same
 texts: of the clock, and of processors, which others on the machine disturb less. One for a thousand connections at a
-time, and one for the server's memory over ten thousand requests. The first is of the GPT-2 124M shape, the others of a
-tiny one; weights are random.
+time, one for ten times more requests than the server takes, one for the server's memory over ten thousand requests, and
+one for each kind of large body: how long /health takes while it is answered. The first is of the GPT-2 124M shape, the
+others of a tiny one; weights are random.
 
 OMP_NUM_THREADS=1 python bench/serve_load.py --json bench/results/serve_load.json
 """
@@ -19,11 +20,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,8 +70,9 @@ async def ask(port: int, body: dict[str, Any], go: asyncio.Event | None = None) 
     events = [line[6:] for line in answer.split(b"\r\n") if line.startswith(b"data: ")]
     pieces = [json.loads(event) for chunk in events for event in chunk.split(b"\n\ndata: ") if event[:1] == b"{"]
     text = "".join(choice["text"] for piece in pieces for choice in piece["choices"])
+    status = int(answer.split(b" ", 2)[1]) if answer else 0
     whole = answer.rstrip().endswith(b"0") and b"data: [DONE]" in answer
-    return Stream(int(answer.split(b" ", 2)[1]) if whole else 0, text, times)
+    return Stream(status if whole or status != 200 else 0, text, times)
 
 
 def _head(body: bytes) -> bytes:
@@ -190,6 +195,75 @@ def connections(folder: Path, count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def overload(folder: Path) -> dict[str, Any]:
+    """Ten times as many streams at a time as may run and wait; the status of each, of which 0 is a broken one."""
+
+    async def load(port: int) -> list[int]:
+        body = {"model": "m", "prompt": "Once", "max_tokens": 16, "min_tokens": 16}
+        return [found.status for found in await asyncio.gather(*(ask(port, body) for _ in range(640)))]
+
+    with server(saved(folder / "full", TINY), max_running=32, max_waiting=32) as (port, _):
+        statuses = Counter(asyncio.run(load(port)))
+    return {"requests": 640, "statuses": {str(status): count for status, count in sorted(statuses.items())}}
+
+
+def _large(**body: Any) -> bytes:
+    data = json.dumps({"model": "m", "max_tokens": 1, **body}, separators=(",", ":")).encode()
+    assert len(data) <= 4 * 2**20
+    return data
+
+
+def large_bodies() -> dict[str, bytes]:
+    """Bodies of up to 4 MiB of every kind; the empty one is for comparison."""
+    arguments = json.dumps({f"k{number}": [number, str(number)] for number in range(40_000)})
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(60):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    return {
+        "nothing": b"",
+        "one text": _large(prompt="once upon a time " * 246_000),
+        "one word": _large(prompt="a" * (4 * 2**20 - 100)),
+        "2,000,000 ids": _large(prompt=[1] * 2_000_000),
+        "400,000 short lists": _large(prompt=[[1]] * 400_000),
+        "900,000 texts": _large(prompt=["x"] * 900_000),
+        "deep lists": b'{"model":"m","prompt":[' + b",".join([b"[" * 150 + b"]" * 150] * 160) + b"]}",
+        "nested schema": _large(prompt="x", guided_json=schema),
+        "wide schema": _large(prompt="x", guided_json={"properties": {f"k{n}": {"minimum": n} for n in range(24_000)}}),
+        "1 MB of JSON as text": _large(prompt="x", guided_json=arguments),
+    }
+
+
+def health(folder: Path) -> dict[str, Any]:
+    """Milliseconds that /health takes on another connection while each large body is answered: median and longest."""
+    found = {}
+    with server(saved(folder / "calm", TINY)) as (port, _):
+        for name, body in large_bodies().items():
+            over, times = threading.Event(), list[float]()
+
+            def send(body: bytes = body, over: threading.Event = over) -> None:
+                if body:
+                    with socket.create_connection(("127.0.0.1", port)) as connection:
+                        connection.sendall(_head(body) + b"Connection: close\r\n\r\n" + body)
+                        while connection.recv(2**16):
+                            pass
+                else:
+                    time.sleep(2)
+                over.set()
+
+            asker = HTTPConnection("127.0.0.1", port)
+            sender = threading.Thread(target=send)
+            sender.start()
+            while not over.is_set():
+                started = time.perf_counter()
+                asker.request("GET", "/health")
+                asker.getresponse().read()
+                times.append(1000 * (time.perf_counter() - started))
+                time.sleep(0.01)
+            sender.join()
+            found[name] = {"median": statistics.median(times), "longest": max(times)}
+    return found
+
+
 def memory(folder: Path, count: int) -> dict[str, Any]:
     """MiB that the server holds after every thousand requests, 32 at a time, of which one in ten leaves early."""
 
@@ -239,7 +313,9 @@ def main() -> None:
         folder = Path(name)
         cost = overhead(folder, options.tokens)
         crowd = connections(folder, options.connections)
+        full = overload(folder)
         flat = memory(folder, options.requests)
+        calm = health(folder)
     for name in ("clock", "processors"):
         found = cost[name]
         rounds = ", ".join(f"{ratio:+.1%}" for ratio in found["overhead_of_rounds"])
@@ -251,7 +327,11 @@ def main() -> None:
           f"last {crowd['first_text_longest']:.2f} s | longest gap in a text {crowd['longest_gap']:.2f} s")  # fmt: skip
     print(f"{flat['requests']} requests | answered {flat['answered']} | {flat['seconds']:.0f} s | MiB after each "
           f"thousand: {' '.join(f'{size:.0f}' for size in flat['mebibytes'])}")  # fmt: skip
-    write_record(options.json, {"overhead": cost, "connections": crowd, "memory": flat})
+    print(f"{full['requests']} requests at a time | " + ", ".join(f"{n} x {s}" for s, n in full["statuses"].items()))
+    for name, each in calm.items():
+        print(f"/health beside {name:<22} | median {each['median']:.1f} ms | longest {each['longest']:.1f} ms")
+    measured = {"overhead": cost, "connections": crowd, "overload": full, "memory": flat, "health": calm}
+    write_record(options.json, measured)
 
 
 if __name__ == "__main__":

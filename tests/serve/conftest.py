@@ -111,12 +111,13 @@ class Live:
         models: Sequence[str] = ("chat", "plain"),
         prompts: Sequence[str] = (),
         stock: Stock | None = None,
+        load: Callable[[str], ServedModel] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        def load(name: str) -> ServedModel:
+        def load_tiny(name: str) -> ServedModel:
             return tiny(name, WithTemplate() if name == "chat" else CharTokenizer(), config)
 
-        self.registry = Registry(stock or Shelf(load, models, config), clock=clock)
+        self.registry = Registry(stock or Shelf(load or load_tiny, models, config), clock=clock)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = create_app(self.registry, config, runs=WatchedRuns(runs or {}), prompts=prompts)

@@ -398,6 +398,46 @@ def test_who_sends_slowly_is_cut_off(client: httpx.Client, live: Live, first: by
     assert_serves(client)
 
 
+def test_who_reads_a_byte_at_a_time_is_cut_off(client: httpx.Client, live: Live) -> None:
+    asked = {"model": "plain", "prompt": ["x" * 250] * 12, "n": 4, "echo": True, "logprobs": 20, "max_tokens": 0}
+    body = json.dumps(asked).encode()
+    host, port = live.url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(60)
+        connection.connect((host, int(port)))
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        with suppress(ConnectionResetError):
+            while connection.recv(1):
+                assert_serves(client)
+                if metric(client, "sheepop_open_connections") == 1:
+                    break
+    await_idle(client)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../chat", "../../etc/passwd", "chat/..", "/etc/passwd", "chat\x00", "file:///chat"]
+)
+def test_a_name_of_a_model_is_no_path(client: httpx.Client, name: str) -> None:
+    others: dict[str, dict[str, Any]] = {
+        "/v1/score": {"text_1": "a", "text_2": "b"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
+    }  # fmt: skip
+    for path, body in {**ENDPOINTS, **others}.items():
+        error = refusal(client.post(path, json={**body, "model": name}), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+    said = {"model": name, "max_tokens": 1, "messages": MESSAGES}
+    assert client.post("/v1/messages", json=said).json()["error"]["type"] == "not_found_error"
+    assert client.post("/v1/responses", json={"model": name, "input": "Hi"}).status_code == 404
+    for path, body in {
+        "chat": {"messages": MESSAGES},
+        "generate": {"prompt": "x"},
+        "show": {},
+        "embed": {"input": "x"},
+    }.items():
+        answer = client.post(f"/api/{path}", json={"model": name, **body})
+        assert answer.status_code == 404 and "There is no model" in answer.json()["error"], path
+
+
 def test_a_connection_that_says_nothing_is_closed(live: Live) -> None:
     with connected(live) as connection:
         assert connection.recv(100) == b""

@@ -28,6 +28,14 @@ OPERATIONS = [
     ("post", "/v1/embeddings", 15),
     ("post", "/v1/score", 10),
     ("post", "/v1/rerank", 10),
+    ("post", "/v1/messages", 6),
+    ("post", "/v1/responses", 6),
+    ("post", "/api/chat", 6),
+    ("post", "/api/generate", 6),
+    ("post", "/api/embed", 4),
+    ("post", "/api/show", 4),
+    ("get", "/api/tags", 1),
+    ("get", "/api/version", 1),
     ("post", "/tokenize", 10),
     ("post", "/detokenize", 10),
     ("get", "/v1/models/{name}", 10),
@@ -37,6 +45,17 @@ OPERATIONS = [
     ("get", "/ready", 1),
     ("get", "/version", 1),
 ]
+
+
+# So that no answer is long.
+LIMITS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 2},
+    "/v1/completions": {"max_tokens": 2},
+    "/v1/messages": {"max_tokens": 2},
+    "/v1/responses": {"max_output_tokens": 2},
+    "/api/chat": {"options": {"num_predict": 2}},
+    "/api/generate": {"options": {"num_predict": 2}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +88,8 @@ def test_answers_are_as_described(
     def check(case: Any) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
             case.body["model"] = "chat"
-            if "completions" in path:
-                case.body = {**case.body, "max_tokens": 2}
+            if limit := LIMITS.get(path):
+                case.body = {**case.body, **limit}
         case.validate_response(case.call(session=session), checks=CHECKS)
 
     check()

@@ -71,6 +71,26 @@ def test_keys_have_limits_each(tmp_path: Path) -> None:
     server.close()
 
 
+def test_a_conversation_is_known_only_to_the_key_that_had_it(tmp_path: Path) -> None:
+    keys = [{"key": f"{name}-and-{name}", "name": name} for name in ("one", "other")]
+    (tmp_path / "keys.json").write_text(json.dumps(keys))
+    server = Live(ServerConfig(api_keys=str(tmp_path / "keys.json")))
+
+    def ask(name: str, **more: Any) -> Any:
+        headers = {"Authorization": f"Bearer {name}-and-{name}"}
+        body = {"model": "chat", "input": "Hi", "max_output_tokens": 4, **more}
+        return httpx.post(f"{server.url}/v1/responses", json=body, headers=headers, timeout=30)
+
+    try:
+        first = ask("one").json()["id"]
+        assert ask("one", previous_response_id=first).status_code == 200
+        assert code(ask("other", previous_response_id=first)) == (404, "previous_response_not_found")
+        kept = ask("one", store=False).json()["id"]
+        assert code(ask("one", previous_response_id=kept)) == (404, "previous_response_not_found")
+    finally:
+        server.close()
+
+
 def test_what_takes_longer_than_the_deadline_is_ended() -> None:
     server = Live(ServerConfig(deadline_seconds=0.05))
     whole = httpx.post(f"{server.url}/v1/completions", json={**ASKED, "n": 8}, timeout=30)

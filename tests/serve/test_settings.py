@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("fastapi")
@@ -17,7 +18,7 @@ from sheepop.serve.protocol import ApiError, CompletionRequest
 from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import tiny_network
+from .conftest import Live, tiny_network
 
 QWEN = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
@@ -50,10 +51,10 @@ def test_sampling_from_a_greedy_model_needs_a_temperature():
 def test_a_served_model_knows_its_settings():
     network = tiny_network()
     stated = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    served = ServedModel(
-        "m", LoadedModel(network, CharTokenizer(), network.config, {}, Path(), (), stated), ServerConfig()
-    )
+    loaded, config = LoadedModel(network, CharTokenizer(), network.config, {}, Path(), (), stated), ServerConfig()
+    live = Live(config, models=["m"], load=lambda name: ServedModel(name, loaded, config))
     try:
-        assert served.generator.defaults == QWEN
+        assert live.registry.model("m").generator.defaults == QWEN
+        assert httpx.get(f"{live.url}/v1/models").json()["data"][0]["default_sampling_params"] == QWEN
     finally:
-        served.close()
+        live.close()

@@ -200,14 +200,25 @@ def _path(command: str, rest: str) -> Path:
 
 
 def _show(pieces: Iterator[str], speaker: Speaker, console: Console) -> None:
-    """Prints an answer as it arrives; Ctrl-C stops it, and its text so far stays in the conversation."""
-    begun = False
+    """Prints an answer as it arrives; Ctrl-C stops it, and its text so far stays in the conversation.
+
+    Only a terminal shows reasoning.
+    """
+    from sheepop.jobs.chat import Reasoning
+
+    begun = reasons = False
     try:
         for piece in pieces:
+            if isinstance(piece, Reasoning) and not at_terminal():
+                continue  # what reads the answer would take it for a part of that
             if not begun and at_terminal() and speaker.takes_turns:
                 print_styled(f"{speaker.name}: ", "bold cyan")
             begun = True
-            print_text(piece)
+            if isinstance(piece, Reasoning):
+                print_styled(piece, "dim")
+            else:
+                print_text(f"\n\n{piece}" if reasons else piece)
+            reasons = isinstance(piece, Reasoning)
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]
         print_text(" [stopped]")

@@ -22,6 +22,7 @@ class Piece(NamedTuple):
 
     text: str
     finish_reason: str | None
+    reasoning: str = ""
 
 
 class Endpoint:
@@ -82,7 +83,8 @@ class Endpoint:
                 for choice in self._client.decoded(data).get("choices") or ():
                     reason = choice.get("finish_reason")
                     is_finished = is_finished or reason is not None
-                    yield Piece(_text((choice.get("delta") or {}).get("content")), reason)
+                    delta = choice.get("delta") or {}
+                    yield Piece(_text(delta.get("content")), reason, _text(delta.get("reasoning_content")))
             except (AttributeError, TypeError):
                 raise Failure(_WRONG_FORMAT, _EXPECTED) from None
         if not is_finished:

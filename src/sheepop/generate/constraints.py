@@ -78,7 +78,10 @@ class Grammars:
             if _depth(config.json_schema) > _DEEPEST:
                 raise UsageError(f"json_schema is nested deeper than {_DEEPEST} levels. Simplify it.")
             schema = json.dumps(config.json_schema)
-            return "json_schema", self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
+            try:
+                return "json_schema", self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
+            except ValueError as error:  # the library reads fewer levels
+                raise UsageError(f"json_schema is not valid: {error}.") from None
         if config.regex is not None:
             return "regex", self._library.LLMatcher.grammar_from_regex(config.regex)
         if config.choice:

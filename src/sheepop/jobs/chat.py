@@ -20,6 +20,10 @@ _CUT_OFF = "The answer is cut off. --max-new-tokens N allows longer answers, up 
 _API_NAMES = {"max_new_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed"}
 
 
+class Reasoning(str):
+    """A piece of reasoning, which is shown but is no part of the conversation."""
+
+
 class Speaker(Protocol):
     """A chat partner: a local model or a server."""
 
@@ -32,7 +36,7 @@ class Speaker(Protocol):
     """Whether it answers messages; otherwise it continues the user's text."""
 
     def answer(self, messages: list[Message], config: GenerationConfig) -> Iterator[str]:
-        """Yields the answer to a conversation, piece by piece."""
+        """Yields the answer to a conversation, piece by piece, and `Reasoning` that the model does before."""
 
     def close(self) -> None:
         """Releases resources."""
@@ -135,6 +139,8 @@ class ServerSpeaker:
         for piece in self._endpoint.stream(messages, **settings):
             if piece.finish_reason == "length":
                 self.note = _CUT_OFF
+            if piece.reasoning:
+                yield Reasoning(piece.reasoning)
             if piece.text:
                 yield piece.text
 
@@ -206,7 +212,8 @@ class Conversation:
         self._num_answers += 1
         try:
             for piece in self.speaker.answer(self._with_system(messages), config):
-                pieces.append(piece)
+                if not isinstance(piece, Reasoning):
+                    pieces.append(piece)
                 yield piece
             whole = True
         finally:

@@ -45,6 +45,11 @@ class AnswerText:
         self._thought.after_section, self._said.after_section = True, begins is not None
         self._has_begun, self._num_calls = begins is not None, 0
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the text so far ends in reasoning."""
+        return self._section is not None and self._section.kind == "reasoning"
+
     def push(self, text: str, *, is_last: bool = False) -> Part:
         """Returns what the next piece makes certain."""
         part = Part()
@@ -72,7 +77,7 @@ class AnswerText:
             return bool(self._held)
         found = place >= 0
         certain = place if found else len(self._held) if is_last else self._num_certain(possible)
-        self._emit(part, section, self._held[:certain])
+        self._emit(part, self._held[:certain])
         self._held = self._held[certain + len(marker) :]
         if found:
             self._section = next(each for each in self._sections if each.begin == marker) if section is None else None
@@ -101,9 +106,9 @@ class AnswerText:
             (size for size in sizes if any(end.startswith(self._held[-size:]) for end in ends)), 0
         )
 
-    def _emit(self, part: Part, section: Section | None, text: str) -> None:
+    def _emit(self, part: Part, text: str) -> None:
         self._has_begun = self._has_begun or bool(text.strip())
-        if section is not None and section.kind == "reasoning":
+        if self.reasons:
             part.reasoning += self._thought.push(text)
         else:
             part.said += self._said.push(text)
@@ -122,12 +127,13 @@ class AnswerText:
         self._said.after_section = True
         part.calls += found
 
-    def _checked(self, name: str, arguments: Any) -> dict[str, Any]:
+    def _checked(self, name: str, arguments: Any, own_id: str) -> dict[str, Any]:
         """The tool call object of OpenAI's API; raises `ValueError` if it calls no tool of the request."""
         if name not in self._parameters:
             raise ValueError("a call names a tool of the request")
         function = {"name": name, "arguments": _arguments(arguments)}
-        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        # Mistral's templates accept only nine letters and digits, and Kimi's write the id that the model wrote.
+        return {"id": own_id or secrets.token_hex(5)[:9], "type": "function", "function": function}
 
 
 class _Spaced:

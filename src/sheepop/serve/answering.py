@@ -118,7 +118,7 @@ class Answering:
             raise ApiError(400, "best_of: cannot be streamed.", param="best_of")
         with await self.ticket(request, requested.model) as ticket:
             most = self.config.max_running + self.config.max_waiting
-            config = completion_config(requested, ticket.model.generator.defaults)
+            config = await self.bodies.do(completion_config, requested, ticket.model.generator.defaults)
             prompts = as_prompts(requested.prompt, "prompt", most)
             if requested.parse_special or not requested.add_special_tokens:
                 how = {"with_prefix": requested.add_special_tokens, "parse_special": requested.parse_special}
@@ -151,7 +151,7 @@ class Answering:
 
             prompt = await self.while_wanted(request, ticket.model.prepare(read), "messages")
             room = ticket.model.room(len(prompt), requested.n)
-            config = chat_config(requested, room, ticket.model.generator.defaults)
+            config = await self.bodies.do(chat_config, requested, room, ticket.model.generator.defaults)
             making = ticket.model.requests(
                 [prompt],
                 config,
@@ -204,17 +204,19 @@ class Answering:
             await self.while_wanted(request, anext(written))
             events = style.events(self._chunks(answer, written, pieces), answer.usage()["prompt_tokens"])
             return _EventStream(events, style.media_type, written, ticket.transfer())
-        await self.while_wanted(request, self._write(answer, written))
+        await self.while_wanted(request, self._write(answer, written, pieces))
         choices = [pieces.whole(update, number) for number, update in enumerate(answer.whole())]
         return await self.json(style.whole({**answer.head(), "choices": choices, "usage": answer.usage()}))
 
-    async def _write(self, answer: Answer, written: Written) -> None:
+    async def _write(self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces) -> None:
         timing = Timing(self.metrics, answer.model.name)
         try:
             async with aclosing(written):
                 async for updates in written:
                     if updates:
                         timing.token()
+                    for update in updates:
+                        pieces.add(update, number_of(update))
         finally:
             self._count(answer)
 

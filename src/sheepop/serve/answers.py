@@ -118,6 +118,7 @@ class Answer:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     num_written: int = field(default=0, init=False)
+    num_reasoning: int = field(default=0, init=False)
 
     def head(self, suffix: str = "") -> dict[str, Any]:
         """The fields that every object of the answer begins with."""
@@ -125,11 +126,17 @@ class Answer:
         return {"id": name, "object": self.kind + suffix, "created": self.created, "model": self.model.name}
 
     def usage(self) -> dict[str, Any]:
-        """The usage object of OpenAI's API: the tokens of the updates so far, and those of prompts from the cache."""
+        """The usage object of OpenAI's API: the tokens of the updates so far, and those of prompts from the cache.
+
+        Of a chat it also has the tokens of reasoning, which `ChatPieces` counts.
+        """
         read, written = sum(request.prompt.num_tokens for request in self.requests), self.num_written
-        found = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        found: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         cached = sum(request.num_cached for request in self.requests)
-        return {**found, "prompt_tokens_details": {"cached_tokens": cached}}
+        found["prompt_tokens_details"] = {"cached_tokens": cached}
+        if self.kind == "chat.completion":
+            found["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
+        return found
 
     def whole(self) -> list[Update]:
         """The chosen texts, each as one update, after all have ended."""

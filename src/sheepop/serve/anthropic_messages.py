@@ -10,19 +10,16 @@ from fastapi import Request, Response
 from pydantic import Field
 
 from sheepop.serve.answering import Answering, Chunks, one_by_one
-from sheepop.serve.chat_request import ChatRequest, translated
-from sheepop.serve.protocol import ApiError, ModelName, RequestModel, error_body
+from sheepop.serve.chat_request import ChatRequest, Content, Part, added, text_of
+from sheepop.serve.protocol import ApiError, ModelName, RequestModel, error_body, fitted
 
+# By kind: the type of a block, its empty content, and the type and the key of what is added to it.
+_BLOCKS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "reasoning": ("thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
+    "text": ("text", {"text": ""}, "text_delta", "text"),
+    "call": ("tool_use", {"input": {}}, "input_json_delta", "partial_json"),
+}
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-class TextBlock(RequestModel):
-    """A text."""
-
-    type: Literal["text"]
-    text: str
-    citations: None = None
-    cache_control: dict[str, Any] | None = None  # prefixes are found by their tokens
 
 
 class ThinkingBlock(RequestModel):
@@ -48,12 +45,12 @@ class ToolResultBlock(RequestModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: Content | None = None
     is_error: bool = False
     cache_control: dict[str, Any] | None = None
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[Part | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
 class Turn(RequestModel):
@@ -71,7 +68,7 @@ class Turn(RequestModel):
         texts = []
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")})
+                found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)})
             elif isinstance(block, ToolUseBlock):
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 message.setdefault("tool_calls", []).append({"id": block.id, "function": function})
@@ -131,7 +128,7 @@ class MessagesRequest(RequestModel):
     model: ModelName
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)]
-    system: str | list[TextBlock] | None = None
+    system: Content | None = None
     stop_sequences: list[str] | None = None
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -147,27 +144,23 @@ class MessagesRequest(RequestModel):
 
     def to_chat(self) -> ChatRequest:
         """The request of the chat; raises `ApiError`."""
-        system = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         choice = self.tool_choice or Choice(type="auto")
         named = {"type": "function", "function": {"name": choice.name or ""}}
-        return translated(
-            model=self.model,
-            messages=[*system, *(message for turn in self.messages for message in turn.to_chat())],
-            max_tokens=self.max_tokens,
-            stop=self.stop_sequences or None,
-            stream=self.stream,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            tools=[_function(tool) for tool in self.tools or ()] or None,
-            tool_choice={"any": "required", "tool": named}.get(choice.type, choice.type) if self.tools else None,
-            reasoning_effort=self.output_config.effort,
-            guided_json=self.output_config.format and self.output_config.format.schema_,
-            parallel_tool_calls=not choice.disable_parallel_tool_use,
-            chat_template_kwargs=None
+        values = {
+            **self.model_dump(include={"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}),
+            "messages": [*system, *(message for turn in self.messages for message in turn.to_chat())],
+            "stop": self.stop_sequences or None,
+            "tools": [_function(tool) for tool in self.tools or ()] or None,
+            "tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type) if self.tools else None,
+            "reasoning_effort": self.output_config.effort,
+            "guided_json": self.output_config.format and self.output_config.format.schema_,
+            "parallel_tool_calls": not choice.disable_parallel_tool_use,
+            "chat_template_kwargs": None
             if self.thinking is None
             else {"enable_thinking": self.thinking.type != "disabled"},
-        )
+        }
+        return fitted(ChatRequest, values)
 
 
 class MessagesStyle:
@@ -178,14 +171,7 @@ class MessagesStyle:
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """A message."""
         (choice,) = completion["choices"]
-        message = choice["message"]
-        blocks: list[dict[str, Any]] = []
-        if thinking := message.get("reasoning_content"):
-            blocks.append({"type": "thinking", "thinking": thinking, "signature": ""})
-        if message["content"]:
-            blocks.append({"type": "text", "text": message["content"]})
-        for call in message.get("tool_calls", ()):
-            blocks.append(_use(call, json.loads(call["function"]["arguments"])))
+        blocks = [{**_block(kind, call), **_whole(kind, text)} for kind, text, call in added(choice["message"])]
         return {**_head(completion, completion["usage"]), "content": blocks, **_end(choice)}
 
     async def events(self, chunks: Chunks, num_prompt_tokens: int) -> AsyncIterator[str]:
@@ -199,15 +185,15 @@ class MessagesStyle:
                     usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": 0}
                     yield _event("message_start", message={**_head(chunk, usage), "content": [], **_end({})})
                 for choice in chunk["choices"]:
-                    for new, block, deltas in _blocks(choice["delta"]):
-                        if new != kind or new == "tool_use":
+                    for new, text, call in added(choice["delta"]):
+                        if new != kind or call is not None:
                             if kind:
                                 yield _event("content_block_stop", index=number)
                                 number += 1
                             kind = new
-                            yield _event("content_block_start", index=number, content_block=block)
-                        for delta in deltas:
-                            yield _event("content_block_delta", index=number, delta=delta)
+                            yield _event("content_block_start", index=number, content_block=_block(kind, call))
+                        delta = {"type": _BLOCKS[kind][2], _BLOCKS[kind][3]: text}
+                        yield _event("content_block_delta", index=number, delta=delta)
                 if not chunk["choices"]:
                     if kind:
                         yield _event("content_block_stop", index=number)
@@ -229,30 +215,20 @@ class Messages:
         return await self._answering.chat(chat, request, MessagesStyle())
 
 
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
-
-
 def _function(tool: ToolDescription) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
 
 
-def _blocks(delta: dict[str, Any]) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
-    """The parts of a chunk: the kind of each one's block, the block as it begins, and what is added."""
-    if text := delta.get("reasoning_content"):
-        block = {"type": "thinking", "thinking": "", "signature": ""}
-        return [("thinking", block, [{"type": "thinking_delta", "thinking": text}])]
-    if text := delta.get("content"):
-        return [("text", {"type": "text", "text": ""}, [{"type": "text_delta", "text": text}])]
-    return [
-        ("tool_use", _use(call, {}), [{"type": "input_json_delta", "partial_json": call["function"]["arguments"]}])
-        for call in delta.get("tool_calls", ())
-    ]
+def _block(kind: str, call: dict[str, Any] | None) -> dict[str, Any]:
+    """A block as it begins."""
+    name, empty, _, _ = _BLOCKS[kind]
+    about = {} if call is None else {"id": call["id"], "name": call["function"]["name"]}
+    return {"type": name, **about, **empty}
 
 
-def _use(call: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments}
+def _whole(kind: str, text: str) -> dict[str, Any]:
+    return {"input": json.loads(text)} if kind == "call" else {_BLOCKS[kind][3]: text}
 
 
 def _head(completion: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:

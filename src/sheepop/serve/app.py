@@ -19,14 +19,14 @@ from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper, Gate
 from sheepop.serve.answering import Answering
 from sheepop.serve.answers import api_error
-from sheepop.serve.anthropic_messages import Messages
+from sheepop.serve.anthropic_messages import Messages, MessagesStyle
 from sheepop.serve.arena import Arena
 from sheepop.serve.bodies import route_class
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.embeddings import Embeddings
 from sheepop.serve.inside import Inside
 from sheepop.serve.models import Models
-from sheepop.serve.ollama import Ollama
+from sheepop.serve.ollama import Ollama, OllamaStyle
 from sheepop.serve.protocol import (
     MODEL_PATHS,
     ApiError,
@@ -36,7 +36,7 @@ from sheepop.serve.protocol import (
     refusal_of,
 )
 from sheepop.serve.registry import Registry, draining
-from sheepop.serve.responses import Responses
+from sheepop.serve.responses import Responses, ResponsesStyle
 from sheepop.serve.runs import Runs, RunsPage
 from sheepop.serve.votes import VotesFile
 
@@ -85,19 +85,19 @@ def create_app(
         "/tokenize": (service.tokenize, replies.Tokens),
         "/detokenize": (service.detokenize, replies.Text),
     }
-    # The APIs of others are described by them.
-    translated: dict[str, Callable[..., Any]] = {
-        "/v1/messages": Messages(answering).messages,
-        "/v1/responses": Responses(answering).respond,
-        "/v1/load_lora_adapter": models.load_adapter,
-        "/v1/unload_lora_adapter": models.unload_adapter,
-        "/api/chat": ollama.chat,
-        "/api/generate": ollama.generate,
-        "/api/show": ollama.show,
-        "/api/embed": ollama.embed,
-        "/api/tags": ollama.tags,
-        "/api/ps": ollama.running,
-        "/api/version": service.version,
+    # The APIs of others; the media type of streams.
+    translated: dict[str, tuple[Callable[..., Any], str | None]] = {
+        "/v1/messages": (Messages(answering).messages, MessagesStyle.media_type),
+        "/v1/responses": (Responses(answering).respond, ResponsesStyle.media_type),
+        "/v1/load_lora_adapter": (models.load_adapter, None),
+        "/v1/unload_lora_adapter": (models.unload_adapter, None),
+        "/api/chat": (ollama.chat, OllamaStyle.media_type),
+        "/api/generate": (ollama.generate, OllamaStyle.media_type),
+        "/api/show": (ollama.show, None),
+        "/api/embed": (ollama.embed, None),
+        "/api/tags": (ollama.tags, None),
+        "/api/ps": (ollama.running, None),
+        "/api/version": (service.version, None),
     }
     app.add_middleware(
         Gate,
@@ -112,20 +112,24 @@ def create_app(
     app.add_exception_handler(HTTPException, _refuse)
     app.router.route_class = route_class(answering.bodies)
     for path, (endpoint, shape) in endpoints.items():
-        streams = shape in (replies.ChatCompletion, replies.Completion)
+        stream = "text/event-stream" if shape in (replies.ChatCompletion, replies.Completion) else None
         app.add_api_route(
             path,
             endpoint,
             methods=["POST" if path in MODEL_PATHS else "GET"],
             response_model=None,
             response_class=PlainTextResponse if shape is None else JSONResponse,
-            responses={} if shape is None else replies.described(shape, streams=streams),
+            responses={} if shape is None else replies.described(shape, stream=stream),
         )
     # Clients of Ollama send JSON without saying so.
     others = APIRouter(route_class=app.router.route_class, strict_content_type=False)
-    for path, endpoint in translated.items():
+    for path, (endpoint, stream) in translated.items():
+        refusal: type[replies.Shape] = replies.OllamaRefusal if path.startswith("/api/") else replies.Refusal
+        if path == "/v1/messages":
+            refusal = replies.MessagesRefusal
+        answers = replies.described(replies.Translated, stream=stream, refusal=refusal)
         methods = ["POST" if path in MODEL_PATHS else "GET"]
-        others.add_api_route(path, endpoint, methods=methods, response_model=None, include_in_schema=False)
+        others.add_api_route(path, endpoint, methods=methods, response_model=None, responses=answers)
     app.include_router(others)
     for part in page:
         app.include_router(part.routes())

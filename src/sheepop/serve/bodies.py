@@ -13,32 +13,30 @@ from typing import Any, NoReturn, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from sheepop.serve.protocol import ApiError, refusal_of
+from sheepop.serve.protocol import ApiError, fitted
 from sheepop.serve.worker import SideWork
 
 CLIENT_LEFT = 499  # appears only in the log, since the client is gone
 _SMALL = 2**16  # bytes that are read at once
 _MOST_VALUES = 20_000  # in a body for the library's parser
-_MOST_PARTS, _DEEPEST = 100_000, 201  # as deep as the library reads
+_MOST_PARTS, _DEEPEST = 25_000, 201  # as deep as the library reads
 
 
 def checked(body: bytes, model: type[BaseModel]) -> BaseModel:
     """Reads a body; raises `ApiError` if it is no standard JSON, is too deep, or does not fit `model`."""
     try:
-        return model.model_validate(parsed(body))
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
+        value = parsed(body)
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    return fitted(model, value)
 
 
 def parsed(body: bytes) -> Any:
-    """Parses JSON without NaN and lone surrogates, of at most 201 levels and 100,000 lists and objects.
+    """Parses JSON without NaN and lone surrogates, of at most 201 levels and 25,000 lists and objects.
 
     Raises `ValueError` for anything else.
     """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from sheepop.serve.protocol import RequestModel, SamplingRequest, refusal_of
+from sheepop.serve.protocol import RequestModel, SamplingRequest
 from sheepop.tokenizer.chat import as_template_reads
 from sheepop.tokenizer.messages import check_content, message_text
 
@@ -170,10 +170,29 @@ class ChatRequest(SamplingRequest):
         }
 
 
-def translated(**values: Any) -> ChatRequest:
-    """The request of a chat that another API asks for, with None for what it leaves out; raises `ApiError`."""
-    try:
-        return ChatRequest.model_validate(values)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
+class Part(RequestModel):
+    """A text part of a message in the APIs of others; what clients send with it changes nothing."""
+
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    citations: None = None
+    cache_control: dict[str, Any] | None = None
+
+
+Content = str | Annotated[list[Part], Field(fail_fast=True)]
+
+
+def text_of(content: Content | None) -> str:
+    """The text of all parts."""
+    return content or "" if content is None or isinstance(content, str) else "".join(part.text for part in content)
+
+
+def added(message: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+    """What a message of an answer, or a piece of it, has: kind (reasoning, text, call), the text, and the call."""
+    for field, kind in (("reasoning_content", "reasoning"), ("content", "text")):
+        if message.get(field):
+            yield kind, message[field], None
+    for call in message.get("tool_calls", ()):
+        yield "call", call["function"]["arguments"], {key: value for key, value in call.items() if key != "index"}

@@ -56,8 +56,9 @@ class ServerConfig(Config):
     chat_template: PathText | None = None
     """A file with a chat template in Jinja, for all models; `null` is each model's own."""
     answer_format: Literal[
-        "auto", "harmony", "deepseek", "mistral", "gemma", "function_gemma", "llama3", "hermes", "json"
-    ] = "auto"
+        "auto", "harmony", "deepseek", "dsml", "kimi", "minimax", "cohere", "command_r", "lfm2", "granite", "nemotron",
+        "jamba", "olmo", "internlm", "seed", "mistral", "gemma", "function_gemma", "llama3", "hermes", "json",
+    ] = "auto"  # fmt: skip
     """How the models write tool calls; `auto` tells it from each chat template."""
     max_model_len: int | None = Field(default=None, ge=2)
     """The longest context, in tokens; `null` is the model's own."""

@@ -94,6 +94,7 @@ def _shown(card: Card) -> dict[str, Any]:
         "created": card.created,
         "owned_by": "sheepop",
         "max_model_len": card.about.max_model_len,
+        "default_sampling_params": dict(card.about.defaults),
         "root": card.root,
         "parent": card.parent,
         "state": card.state,

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from sheepop.serve.answering import Answering, Chunks, one_by_one
-from sheepop.serve.chat_request import ChatRequest, NoneYet, Tool, translated
+from sheepop.serve.chat_request import ChatRequest, NoneYet, Tool
 from sheepop.serve.config import duration
 from sheepop.serve.embeddings import Embeddings
 from sheepop.serve.protocol import (
@@ -23,7 +23,7 @@ from sheepop.serve.protocol import (
     Prompts,
     RequestModel,
     error_body,
-    refusal_of,
+    fitted,
 )
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.stock import Card
@@ -128,7 +128,7 @@ class OllamaChatRequest(_Asked):
         """The request of the chat; raises `ApiError`."""
         messages = [message.to_chat() for message in self.messages]
         tools = [tool.given for tool in self.tools or ()] or None
-        return translated(**self.settings(), **self.variables(), messages=messages, tools=tools)
+        return fitted(ChatRequest, {**self.settings(), **self.variables(), "messages": messages, "tools": tools})
 
 
 class GenerateRequest(_Asked):
@@ -143,17 +143,13 @@ class GenerateRequest(_Asked):
         """The request of a chat of one message."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         messages = [*system, {"role": "user", "content": self.prompt}]
-        return translated(**self.settings(), **self.variables(), messages=messages)
+        return fitted(ChatRequest, {**self.settings(), **self.variables(), "messages": messages})
 
     def to_completion(self, room: int) -> CompletionRequest:
         """The request of a completion of up to `room` tokens, without the chat template."""
         if self.system is not None:
             raise ApiError(400, "system: only with a chat template, and without raw.", param="system")
-        try:
-            return CompletionRequest.model_validate({"max_tokens": room, **self.settings(), "prompt": self.prompt})
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
-            raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
+        return fitted(CompletionRequest, {"max_tokens": room, **self.settings(), "prompt": self.prompt})
 
 
 class ShowRequest(RequestModel):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sheepop.generate.engine import Update
 from sheepop.generate.request import Request
-from sheepop.serve.answer_text import AnswerText
+from sheepop.serve.answer_text import AnswerText, Part
 from sheepop.serve.answers import Answer
 from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.logprobs import TextLogprobs, Tokens, chat_logprobs
@@ -28,6 +29,9 @@ class TextPieces:
         self._tokenizer, self._requested, self._scored = answer.model.tokenizer, requested, scored
         self._unsent: dict[int, Tokens] = {}
         self._logprobs: dict[int, TextLogprobs] = {}
+
+    def add(self, update: Update, number: int) -> None:
+        """Takes an update of a choice that is shown as a whole, of which its end has everything."""
 
     def whole(self, update: Update, number: int) -> dict[str, Any]:
         """A finished choice."""
@@ -62,26 +66,47 @@ class TextPieces:
         return tokens
 
 
+@dataclass
+class _Begun:
+    """A choice in progress: what splits its text, what that has found, and the tokens since its last piece."""
+
+    text: AnswerText
+    parts: list[Part] = field(default_factory=list)
+    num_calls: int = 0
+    unsent: Tokens = field(default_factory=Tokens)
+
+
 class ChatPieces:
     """The choices of ``/v1/chat/completions``; `text` makes what splits the text of one."""
 
     def __init__(self, answer: Answer, requested: ChatRequest, text: Callable[[], AnswerText]) -> None:
         self._answer, self._requested, self._text = answer, requested, text
-        self._unsent: dict[int, Tokens] = {}
-        self._texts: dict[int, AnswerText] = {}
-        self._num_calls: dict[int, int] = {}
+        self._begun: dict[int, _Begun] = {}
+
+    def add(self, update: Update, number: int) -> Part:
+        """Takes the update of a choice; returns what it makes certain."""
+        if number not in self._begun:
+            self._begun[number] = _Begun(self._text())
+        begun = self._begun[number]
+        begun.unsent.add(update.token_ids, update.logprobs, update.likeliest)
+        reasons = begun.text.reasons
+        part = begun.text.push(update.text, is_last=update.finish_reason is not None)
+        if reasons or part.reasoning:
+            self._answer.num_reasoning += len(update.token_ids)
+        begun.parts.append(part)
+        begun.num_calls += len(part.calls)
+        return part
 
     def whole(self, update: Update, number: int) -> dict[str, Any]:
-        """A finished choice."""
-        part = self._text().push(update.text, is_last=True)
-        said, calls = part.said, part.calls
+        """A finished choice, whose updates were added; `update` has its end."""
+        parts = self._begun[number].parts
+        said, reasoning = "".join(part.said for part in parts), "".join(part.reasoning for part in parts)
+        calls = [call for part in parts for call in part.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
-        if part.reasoning:
-            message["reasoning_content"] = part.reasoning
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        self._unsent[number] = Tokens()
-        self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
         reason = "tool_calls" if calls else _FINISH[update.finish_reason]
         logprobs = self._logprobs(number)
         return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}
@@ -89,25 +114,20 @@ class ChatPieces:
     def piece(self, update: Update, number: int) -> list[dict[str, Any]]:
         """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""
         found = []
-        if number not in self._texts:
-            self._texts[number], self._unsent[number] = self._text(), Tokens()
-            self._num_calls[number] = 0
+        if number not in self._begun:
             role = {"role": "assistant", "content": "", "refusal": None}
             found.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
-        self._unsent[number].add(update.token_ids, update.logprobs, update.likeliest)
-        is_last = update.finish_reason is not None
-        part = self._texts[number].push(update.text, is_last=is_last)
-        first = self._num_calls[number]
-        self._num_calls[number] += len(part.calls)
+        part = self.add(update, number)
+        count = self._begun[number].num_calls
         if part.reasoning:
             found.append(self._choice(number, {"reasoning_content": part.reasoning}))
         if part.said:
             found.append(self._choice(number, {"content": part.said}))
         if part.calls:
-            numbered = [{"index": index, **call} for index, call in enumerate(part.calls, first)]
+            numbered = [{"index": index, **call} for index, call in enumerate(part.calls, count - len(part.calls))]
             found.append(self._choice(number, {"tool_calls": numbered}))
-        if is_last:
-            reason = "tool_calls" if self._num_calls[number] else _FINISH[update.finish_reason]
+        if update.finish_reason is not None:
+            reason = "tool_calls" if count else _FINISH[update.finish_reason]
             found.append({**self._choice(number, {}, reason), **_stop(update)})
         return found
 
@@ -116,7 +136,7 @@ class ChatPieces:
 
     def _logprobs(self, number: int) -> dict[str, Any] | None:
         """The log-probabilities of the tokens since the last piece; each is sent once."""
-        tokens, self._unsent[number] = self._unsent[number], Tokens()
+        tokens, self._begun[number].unsent = self._begun[number].unsent, Tokens()
         if not self._requested.logprobs or not tokens.token_ids:
             return None
         return chat_logprobs(tokens, self._answer.model.tokenizer)

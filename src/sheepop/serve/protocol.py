@@ -8,9 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)  # fmt: skip
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
@@ -176,7 +184,7 @@ class SamplingRequest(RequestModel):
     user: str | None = None
     # These change no answer: nothing is stored, there is one tier, and prefixes are found by their tokens.
     store: bool = False
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -273,6 +281,18 @@ class DetokenizeRequest(RequestModel):
 
     model: ModelName
     tokens: Ids
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def fitted(model: type[M], value: Any) -> M:
+    """The request that a value of JSON is; raises `ApiError` if it does not fit `model`."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise refusal_of([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
 
 
 def refusal_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -22,7 +22,7 @@ class Status(Shape):
 
 
 class ModelCard(Shape):
-    """A model."""
+    """A model, with its own settings for what a request leaves out."""
 
     id: str
     object: Literal["model"]
@@ -33,6 +33,7 @@ class ModelCard(Shape):
     parent: str | None
     state: Literal["loaded", "loading", "unloaded"]
     size: int
+    default_sampling_params: dict[str, Any]
 
 
 class ModelList(Shape):
@@ -139,6 +140,12 @@ class Ranking(Shape):
     usage: RankingUsage
 
 
+class CompletionTokensDetails(Shape):
+    """How many tokens of answers were reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(Shape):
     """The number of tokens of prompts and of generated texts."""
 
@@ -146,6 +153,7 @@ class Usage(Shape):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TextLogprobs(Shape):
@@ -260,17 +268,43 @@ class Refusal(Shape):
     error: Problem
 
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Refusal, "description": "The request cannot be answered as it is."},
-    "5XX": {"model": Refusal, "description": "The server cannot answer now."},
-}
+class MessagesProblem(Shape):
+    """The details of an error in Anthropic's API."""
+
+    type: str
+    message: str
 
 
-def described(shape: type[Shape], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
-    """The possible answers of an endpoint, for its OpenAPI description."""
+class MessagesRefusal(Shape):
+    """An error in Anthropic's API."""
+
+    type: Literal["error"]
+    error: MessagesProblem
+
+
+class OllamaRefusal(Shape):
+    """An error in Ollama's API."""
+
+    error: str
+
+
+class Translated(BaseModel):
+    """An answer in the API of others, which describe it."""
+
+
+def described(
+    shape: type[BaseModel], *, stream: str | None = None, refusal: type[Shape] = Refusal
+) -> dict[int | str, dict[str, Any]]:
+    """The possible answers of an endpoint, also as a `stream` of this media type, for its OpenAPI description."""
     answer: dict[str, Any] = {"model": shape, "description": shape.__doc__}
-    if streams:
+    if stream == "text/event-stream":
         data = {"type": "string", "description": "A piece of the answer as JSON; `[DONE]` in the last event."}
         event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-        answer["content"] = {"text/event-stream": {"schema": event}}
-    return {200: answer, **_REFUSALS}
+        answer["content"] = {stream: {"schema": event}}
+    elif stream is not None:
+        answer["content"] = {stream: {"schema": {"type": "object"}}}
+    return {
+        200: answer,
+        "4XX": {"model": refusal, "description": "The request cannot be answered as it is."},
+        "5XX": {"model": refusal, "description": "The server cannot answer now."},
+    }

@@ -12,20 +12,11 @@ from fastapi import Request, Response
 from pydantic import Field, field_validator
 
 from sheepop.serve.answering import Answering, Chunks, one_by_one
-from sheepop.serve.chat_request import ChatRequest, Function, translated
-from sheepop.serve.protocol import ApiError, JsonSchema, ModelName, RequestModel
+from sheepop.serve.chat_request import ChatRequest, Content, Function, NamedFunction, added, text_of
+from sheepop.serve.protocol import ApiError, JsonSchema, ModelName, RequestModel, fitted
 
 _MOST_KEPT, _LARGEST_KEPT, _KEPT_SECONDS = 1000, 64 * 2**20, 3600.0
 Messages = list[dict[str, Any]]
-
-
-class Text(RequestModel):
-    """A text in a message, of the user or of the model."""
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
 
 class Item(RequestModel):
@@ -33,7 +24,7 @@ class Item(RequestModel):
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    content: Content | None = None
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -42,7 +33,7 @@ class Item(RequestModel):
     namespace: None = None
     caller: None = None
     arguments: str | None = None
-    output: str | list[Text] | None = None
+    output: Content | None = None
     summary: list[Any] | None = None
     encrypted_content: str | None = None
 
@@ -52,10 +43,10 @@ class Item(RequestModel):
             function = {"name": self.name, "arguments": self.arguments}
             return {"role": "assistant", "tool_calls": [{"id": self.call_id, "function": function}]}
         if self.type == "function_call_output":
-            return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+            return {"role": "tool", "tool_call_id": self.call_id, "content": text_of(self.output)}
         if self.type == "reasoning":
-            return {"role": "assistant", "reasoning_content": _text(self.content)}
-        return {"role": self.role, "content": _text(self.content)}
+            return {"role": "assistant", "reasoning_content": text_of(self.content)}
+        return {"role": self.role, "content": text_of(self.content)}
 
 
 class FunctionTool(Function):
@@ -64,11 +55,10 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
-class NamedFunction(RequestModel):
+class FunctionChoice(NamedFunction):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: str
 
 
 class TextFormat(JsonSchema):
@@ -105,7 +95,7 @@ class ResponsesRequest(RequestModel):
     temperature: float | None = None
     top_p: float | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: Reasoning | None = None
@@ -132,21 +122,21 @@ class ResponsesRequest(RequestModel):
         answer, choice = self.text.format, self.tool_choice
         schema = {key: value for key, value in answer.model_dump(by_alias=True).items() if key != "type"}
         wanted = (
-            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedFunction) else choice
+            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, FunctionChoice) else choice
         )
-        return translated(
-            model=self.model,
-            messages=[*system, *earlier, *self.messages()],
-            max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stream=self.stream,
-            tools=[{"type": "function", "function": _given(tool)} for tool in self.tools or ()] or None,
-            tool_choice=wanted,
-            parallel_tool_calls=self.parallel_tool_calls,
-            reasoning_effort=self.reasoning and self.reasoning.effort,
-            response_format={"type": answer.type, **({"json_schema": schema} if answer.type == "json_schema" else {})},
-        )
+        values = {
+            **self.model_dump(include={"model", "temperature", "top_p", "stream", "parallel_tool_calls"}),
+            "messages": [*system, *earlier, *self.messages()],
+            "max_tokens": self.max_output_tokens,
+            "tools": [{"type": "function", "function": _given(tool)} for tool in self.tools or ()] or None,
+            "tool_choice": wanted,
+            "reasoning_effort": self.reasoning and self.reasoning.effort,
+            "response_format": {
+                "type": answer.type,
+                **({"json_schema": schema} if answer.type == "json_schema" else {}),
+            },
+        }
+        return fitted(ChatRequest, values)
 
     def messages(self) -> Messages:
         """The input as messages of a chat; what the assistant thinks, says and calls in a row is one message."""
@@ -175,11 +165,8 @@ class ResponsesStyle:
         """A response."""
         (choice,) = completion["choices"]
         name, message, output = _id(completion), choice["message"], list[dict[str, Any]]()
-        for kind, value in (("reasoning", message.get("reasoning_content")), ("message", message["content"])):
-            if value:
-                output.append(_item(kind, f"{name}_{len(output)}", value))
-        for call in message.get("tool_calls", ()):
-            output.append(_item("function_call", f"{name}_{len(output)}", call["function"]["arguments"], call))
+        for kind, text, call in added(message):
+            output.append(_item(kind, f"{name}_{len(output)}", text, call))
         found = self._response(completion, output, choice["finish_reason"])
         self._keep(name, message)
         return found
@@ -207,7 +194,7 @@ class ResponsesStyle:
                     yield event("in_progress", response=started)
                 for choice in chunk["choices"]:
                     reason = choice["finish_reason"] or reason
-                    for kind, text, call in _added(choice["delta"]):
+                    for kind, text, call in added(choice["delta"]):
                         if kind != opened or call is not None:
                             if opened:
                                 for each in _closing(output):
@@ -218,11 +205,11 @@ class ResponsesStyle:
                                 yield event(each.pop("kind"), **each)
                         _add(output[-1], text)
                         about = {"item_id": output[-1]["id"], "output_index": len(output) - 1, "delta": text}
-                        yield event(f"{_DELTAS[kind]}.delta", **about, **_part_of(kind))
+                        yield event(f"{_DELTAS[output[-1]['type']]}.delta", **about, **_part_of(output[-1]["type"]))
                         if call is not None:
                             message.setdefault("tool_calls", []).append(call)
                         else:
-                            field = "content" if kind == "message" else "reasoning_content"
+                            field = "content" if kind == "text" else "reasoning_content"
                             message[field] = message.get(field, "") + text
                 if not chunk["choices"]:
                     if opened:
@@ -264,7 +251,7 @@ class ResponsesStyle:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": usage["completion_tokens_details"],
                 "total_tokens": usage["total_tokens"],
             },
         }
@@ -310,6 +297,7 @@ class Responses:
             self._size -= gone
 
 
+_TYPES = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
 _DELTAS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 
 
@@ -317,27 +305,12 @@ def _given(tool: FunctionTool) -> dict[str, Any]:
     return tool.model_dump(exclude_unset=True, exclude={"type"})
 
 
-def _text(content: str | list[Text] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
-
-
 def _id(completion: dict[str, Any]) -> str:
     return str(completion["id"]).replace("chatcmpl-", "resp_")
 
 
-def _added(delta: dict[str, Any]) -> list[tuple[str, str, dict[str, Any] | None]]:
-    """What a chunk adds: the kind of item, its text, and the call that begins one."""
-    for field, kind in (("reasoning_content", "reasoning"), ("content", "message")):
-        if delta.get(field):
-            return [(kind, delta[field], None)]
-    calls = [{key: value for key, value in call.items() if key != "index"} for call in delta.get("tool_calls", ())]
-    return [("function_call", call["function"]["arguments"], call) for call in calls]
-
-
 def _item(kind: str, name: str, text: str, call: dict[str, Any] | None = None) -> dict[str, Any]:
-    item: dict[str, Any] = {"id": name, "type": kind, "status": "completed" if text else "in_progress"}
+    item: dict[str, Any] = {"id": name, "type": _TYPES[kind], "status": "completed" if text else "in_progress"}
     if call is not None:
         return {**item, "call_id": call["id"], "name": call["function"]["name"], "arguments": text}
     if kind == "reasoning":

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ from sheepop.serve.protocol import ApiError
 _LOG = logging.getLogger("sheepop.server")
 _LARGEST_HEAD = 64 * 1024
 _IDLE_SECONDS = 30
+_TURN_SECONDS = 0.001
+_SEARCH_SECONDS, _NEVER = 10, 2**30
 _LAST_WORDS_SECONDS = 5  # to send the errors of requests that the shutdown ends
 
 
@@ -77,9 +80,24 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGTERM) == self.handle_exit:
             loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, self._reload))
         if threading.current_thread() is threading.main_thread():
-            # The collector stops all threads, and would search everything that was loaded again for each large body.
-            gc.collect()
-            gc.freeze()
+            self._searching = loop.create_task(self._search_garbage())
+
+    async def _search_garbage(self) -> None:
+        """Searches for garbage now and then instead of after each large body, and lets threads take short turns."""
+        # A search stops all threads, and for as long as there are objects.
+        turn, thresholds = sys.getswitchinterval(), gc.get_threshold()
+        # A thread that has work waits this long for another, several times in the answer of /health.
+        sys.setswitchinterval(_TURN_SECONDS)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*thresholds[:2], _NEVER)
+        try:
+            while True:
+                await asyncio.sleep(_SEARCH_SECONDS)
+                gc.collect()
+        finally:
+            sys.setswitchinterval(turn)
+            gc.set_threshold(*thresholds)
 
     def _reload(self) -> None:
         try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sheepop.checkpoint import LoadedModel, load_model, resolve_model_directory, with_adapters
+from sheepop.checkpoint.generation_settings import GENERATION, read_generation
 from sheepop.checkpoint.lazy_tensor import dtype_named, total_bytes
 from sheepop.checkpoint.model_description import read_model_config, read_quantization
 from sheepop.checkpoint.model_source import resolve_adapter
@@ -19,6 +20,7 @@ from sheepop.checkpoint.weight_files import open_weights
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import read_json
+from sheepop.generate.config import model_defaults
 from sheepop.generate.generator import free_memory
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.served_model import ServedModel
@@ -43,11 +45,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a model without its weights, which take `num_bytes`."""
+    """What is known of a model without its weights, which take `num_bytes`; `defaults` are its own settings."""
 
     num_bytes: int
     num_parameters: int
     max_model_len: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     chats: bool = False
     encodes: bool = False
 
@@ -142,6 +145,7 @@ class Stock:
             num_bytes // self.config.tensor_parallel,
             num_parameters,
             self.config.max_model_len or config.max_seq_len,
+            model_defaults(read_generation(directory), str(directory / GENERATION)),
             chats=bool(self.config.chat_template or template),
             encodes=config.architecture == "encoder_decoder",
         )

@@ -39,6 +39,9 @@ _WINDOW = 2**10
 _LOOKAHEAD = 3
 _ENTRIES = 2**18
 _LONGEST_REMEMBERED = 64
+# A longer part is left to the library's threads, which do not hold Python's lock.
+_LONGEST_PART = 2**12
+_BLOCK = 2**16
 
 
 class PartEncoder:
@@ -55,7 +58,7 @@ class PartEncoder:
         self._agreed: set[str] = set()
 
     def encode(self, text: str) -> NDArray[np.uint32] | None:
-        """The token ids of `text`; None for surrogates, and for characters that differ between Unicode versions."""
+        """The token ids of `text`; None for surrogates, characters that differ between Unicode versions, long parts."""
         blocks = []
         start, size = 0, _WINDOW
         while start < len(text):
@@ -69,6 +72,8 @@ class PartEncoder:
                     held_back += len(parts.pop())
                 if not parts:
                     size *= 2
+                    if size > _LONGEST_PART:
+                        return None
                     continue
             blocks.append(b"".join(map(self._ids_of, parts)))
             start += len(window) - held_back
@@ -205,7 +210,7 @@ class ByteLevelBPE(BpeTokenizer):
         for index, text in enumerate(texts):
             whole = isinstance(text, str) and not any(token in text for token in cut_out)
             ids = encoder.encode(text) if whole else None
-            results.append([] if ids is None else ids.tolist())
+            results.append([] if ids is None else _as_list(ids))
             if ids is None:
                 left_over.append(index)
         if left_over:
@@ -239,6 +244,14 @@ class ByteLevelBPE(BpeTokenizer):
 
     def _read_decoding(self) -> Decoding:
         return Decoding((characters_as_bytes,), 0)
+
+
+def _as_list(ids: NDArray[np.uint32]) -> list[int]:
+    """The numbers in turns, so that other threads run between them."""
+    found: list[int] = []
+    for start in range(0, len(ids), _BLOCK):
+        found += ids[start : start + _BLOCK].tolist()
+    return found
 
 
 def is_byte_level(description: Mapping[str, Any]) -> bool:

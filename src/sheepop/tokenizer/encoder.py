@@ -20,6 +20,7 @@ Rewrite = Callable[[str], str]
 
 # Errors to pass on. A panic of the library, which a bad file or text causes, is not an Exception either.
 _PASSED_ON = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
+_SHORT = 2**12  # characters of one text for which the library holds Python's lock
 
 
 class Encoder:
@@ -61,7 +62,7 @@ class Encoder:
         """The ids of every text; raises `TokenizerError` for a lone surrogate or text that the model cannot express."""
         with encoding_errors(texts):
             rewritten = texts if self._rewrite is None else [self._rewrite(text) for text in texts]
-            if len(rewritten) == 1:
+            if len(rewritten) == 1 and len(rewritten[0]) <= _SHORT:
                 return [self._with_bytes(self.library.encode(rewritten[0], add_special_tokens=False))]
             batch = self.library.encode_batch_fast(list(rewritten), add_special_tokens=False)
             return [self._ids(encoding.ids, text) for encoding, text in zip(batch, rewritten, strict=True)]

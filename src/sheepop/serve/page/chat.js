@@ -60,13 +60,18 @@ export async function open(page) {
   }
 
   async function write(name, prompt, place, into) {
-    let text = "", end = null;
+    let text = "", end = null, thought = null;
     for await (const event of events(...request(name, prompt, place), stopping.signal)) {
       const found = event.choices[0];
       if (!found) continue;
-      const tokens = sureness(found.logprobs), piece = found.delta ? found.delta.content ?? "" : found.text;
-      text += piece;
-      into.append(...(tokens.length ? tokens.map(token) : piece ? [piece] : []));
+      const tokens = sureness(found.logprobs), reasoning = found.delta?.reasoning_content;
+      const piece = reasoning ?? (found.delta ? found.delta.content ?? "" : found.text);
+      if (reasoning && !thought) {
+        thought = element("details", { className: "shape" }, element("summary", {}, "Reasoning"));
+        into.append(thought);
+      }
+      if (!reasoning) text += piece;
+      (reasoning ? thought : into).append(...(tokens.length ? tokens.map(token) : piece ? [piece] : []));
       end = found.finish_reason ?? end;
     }
     if (end === "length") into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
