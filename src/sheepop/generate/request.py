@@ -308,10 +308,9 @@ class Request:
     """A prompt, its settings, and the texts that continue it: `num_candidates` of them, or the branches of a beam.
 
     The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
-    a grammar. A token of `end_ids` ends a text. Requests run in order of `priority`, smaller first, then of `number`.
-    Only requests of the same `tenant` and `adapter` share cached prefixes. The text has the special tokens of
-    `shown_ids`. `writing` are the texts that have not ended. If a request `can_run_ahead`, the network can read a token
-    that the host does not know yet, and sample the next one.
+    a grammar. Requests run in order of `priority`, smaller first, then of `number`. Only requests of the same `tenant`
+    and `adapter` share cached prefixes. The text has the special tokens of `shown_ids`. `writing` are the unfinished
+    texts. If a request `can_run_ahead`, the network can read a token before the host knows it.
     """
 
     def __init__(

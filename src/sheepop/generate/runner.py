@@ -130,9 +130,7 @@ class PagedRunner:
             sources = [(grant.reader.adapter, share.request.source_ids) for share in shares for grant in share.grants]
         return self.read(Reading.of(shares), sources, sampled)
 
-    def read(
-        self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None
-    ) -> Tensor:
+    def read(self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None) -> Tensor:
         """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
         if self._graphs is not None and not reading.adapters and self._graphs.suits(reading.chunks):
             self._cache.copy(reading.copies)
