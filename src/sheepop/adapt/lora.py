@@ -251,7 +251,7 @@ def without_changes(model: Transformer) -> Transformer:
 def can_merge(model: Transformer) -> bool:
     """Whether all adapters can be merged into their weights, which must not be quantised."""
     weights = [layer.weight for layer in adapted_layers(model).values()]
-    return not any(isinstance(weight, StoredWeight) and weight.is_quantized for weight in weights)
+    return not any(isinstance(weight, StoredWeight) and weight.has_scales for weight in weights)
 
 
 def merged(model: Transformer) -> Transformer:
@@ -262,7 +262,7 @@ def merged(model: Transformer) -> Transformer:
     copy = model.sharing_copy()
     for path, layer in adapted_layers(copy).items():
         weight = layer.weight.detach()
-        if isinstance(weight, StoredWeight) and weight.is_quantized and list(layer._counting):
+        if isinstance(weight, StoredWeight) and weight.has_scales and list(layer._counting):
             raise ConfigError(
                 f"The weights of {path} are stored in {weight.stored}. Merge the adapter into the model before "
                 "quantisation."

@@ -33,7 +33,7 @@ def wants_native_kernels(model: Transformer) -> bool:
     allowed = native_kernels_allowed()
     if allowed is not None:
         return allowed
-    integers = any(isinstance(weight, StoredWeight) and weight.is_quantized for weight in model.parameters())
+    integers = any(isinstance(weight, StoredWeight) and weight.has_scales for weight in model.parameters())
     return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
 
 

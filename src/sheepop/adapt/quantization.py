@@ -80,7 +80,7 @@ def _is_sensitive(name: str, num_layers: int) -> bool:
 
 def dequantized(model: Transformer) -> Transformer:
     """Returns a copy whose quantised matrices are in the data type they compute in; the others are shared."""
-    stored = [weight for weight in model.parameters() if isinstance(weight, StoredWeight) and weight.is_quantized]
+    stored = [weight for weight in model.parameters() if isinstance(weight, StoredWeight) and weight.has_scales]
     return model.sharing_copy({weight: nn.Parameter(weight.rows(), False) for weight in stored})
 
 

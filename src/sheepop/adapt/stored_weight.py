@@ -87,8 +87,9 @@ class StoredWeight(Tensor):
         in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
         if in_tiles:
             has_groups = scales is not None and scales.ndim == values.ndim
-            factors = [part if part is None or not has_groups else tiles_of(part) for part in (scales, offsets)]
-            parts = tiles_of(units(values), in_place=in_place).view(values.dtype), *factors
+            if has_groups:
+                scales, offsets = (part if part is None else tiles_of(part) for part in (scales, offsets))
+            parts = tiles_of(units(values), in_place=in_place).view(values.dtype), scales, offsets
         return cls._wrapped(stored, parts, values.shape[-2], length, dtype, in_tiles)
 
     @classmethod
@@ -126,7 +127,7 @@ class StoredWeight(Tensor):
         return self.parts[1]
 
     @property
-    def is_quantized(self) -> bool:
+    def has_scales(self) -> bool:
         """Whether there are scales."""
         return self._parts[1] is not None
 
@@ -190,8 +191,7 @@ class StoredWeight(Tensor):
         Raises `ValueError` if a part of it has another shape than the kernel assumes.
         """
         assert self.kernel is not None
-        codes, *factors = self._parts
-        rows, length = self.num_rows, self.row_length
+        (codes, *factors), rows, length = self._parts, self.num_rows, self.row_length
         shape: tuple[int, ...] = (rows, length)
         of_factors: tuple[int, ...] = (rows,)
         if self._in_tiles:
@@ -257,7 +257,7 @@ class StoredWeight(Tensor):
         if self.group != (GROUP if self.stored == "int4" else None):
             return False
         known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
-        return self.is_quantized and known and fuses(self.device.type)
+        return self.has_scales and known and fuses(self.device.type)
 
     @property
     def kernel(self) -> tuple[int | None, int] | None:
@@ -277,7 +277,7 @@ class StoredWeight(Tensor):
         """How many rows a product with the native kernel may have."""
         if self.kernel is None:
             return 0
-        return math.inf if self.always_native or (self.is_quantized and self.group is None) else _MOST_ROWS
+        return math.inf if self.always_native or (self.has_scales and self.group is None) else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -29,8 +29,8 @@ def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
     if missing or not in_place:
         last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
         whole = torch.cat([rows, last], -2) if missing else rows
-        return whole.unflatten(-2, (-1, TILE)).transpose(-2, -1).contiguous()
-    for part in rows.view(-1, TILE, length).split(max(1, _NUMBERS_AT_A_TIME // (TILE * length))):
+        return torch.unflatten(whole, -2, (-1, TILE)).transpose(-2, -1).contiguous()
+    for part in torch.split(rows.view(-1, TILE, length), max(1, _NUMBERS_AT_A_TIME // (TILE * length))):
         part.view(-1, length, TILE).copy_(part.transpose(1, 2).contiguous())
     return rows.view(*rows.shape[:-2], -1, length, TILE)
 
