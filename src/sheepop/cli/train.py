@@ -122,7 +122,6 @@ def run_command(options: dict[str, Any], *, quiet: bool, as_json: bool, **reques
 
     with Ranks.joined() as ranks:
         requested = RunRequest.of(options, ranks=ranks, console=make_console(quiet), command=typed_command(), **request)
-        ranks.require_agreement(requested.given)
         outcome = train(requested)
     if not ranks.is_first:
         return
