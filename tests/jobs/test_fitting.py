@@ -92,7 +92,7 @@ def test_rows_hold_the_longest_example(kind: Any, method: str, packing: bool, ex
     settings = {"model": MODEL, "data": {"packing": packing}, "tuning": tuning}
     task = kind(SheepOpConfig.model_validate(settings), None, Console.silent())
     task.__dict__["store"] = SimpleNamespace(train=split, validation=split, longest=70)
-    assert task.with_row_length().config.data.max_length == expected
+    assert task.row_length_for(task.store) == task.with_row_length().config.data.max_length == expected
     assert task.row_length == 2048  # the longest example that is read without a given length
     given = task.config.replace(data={**task.config.data.model_dump(), "max_length": 4096})
     assert task.with_config(given).row_length == 4096

@@ -117,18 +117,22 @@ class ExampleTask(Task):
 
     def with_row_length(self) -> Self:
         """The task with rows that hold its longest example, unless a length was given."""
+        length = self.row_length_for(self.store)
+        return self.with_config(self.config.replace(data={**self.config.data.model_dump(), "max_length": length}))
+
+    def row_length_for(self, store: ExampleStore) -> int:
+        """The given length of rows, or one that holds the longest example, in whole units of `_ROW_UNIT` tokens."""
         config = self.config
         if config.data.max_length is not None:
-            return self
+            return self.row_length
         warmup = dict(config.training.sequence_length_warmup).values()
         unit = math.lcm(_ROW_UNIT, config.parallel.tensor * config.parallel.context, *warmup)
-        length = min(-(-self.needed_length() // unit) * unit, self.row_length)
-        return self.with_config(config.replace(data={**config.data.model_dump(), "max_length": length}))
+        return min(-(-self.needed_length(store) // unit) * unit, self.row_length)
 
-    def needed_length(self) -> int:
+    def needed_length(self, store: ExampleStore) -> int:
         """The tokens of the longest example; if rows hold several, at least four times the mean."""
-        mean = self.store.train.num_tokens / max(1, self.store.train.num_examples)
-        return max(self.store.longest, math.ceil(4 * mean)) if self.config.data.packing else self.store.longest
+        mean = store.train.num_tokens / max(1, store.train.num_examples)
+        return max(store.longest, math.ceil(4 * mean)) if self.config.data.packing else store.longest
 
     def require_data_of(self, before: Mapping[str, Any]) -> None:
         """Refuses other examples than those that the run has kept, which would not be read."""

@@ -20,7 +20,7 @@ from sheepop.jobs.task.examples import ExampleTask
 from sheepop.model import Transformer
 from sheepop.posttrain.config import REFERENCE_FREE
 from sheepop.posttrain.example_batches import ExampleRows, GroupedExamples
-from sheepop.posttrain.example_store import ExampleSplit
+from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.preference import (
     JudgedAnswers,
     MixedLoss,
@@ -62,9 +62,9 @@ class PreferenceTask(ExampleTask):
         """The settings without dropout, which would make the policy differ from its reference at random."""
         return without_dropout(self.config, given)
 
-    def needed_length(self) -> int:
+    def needed_length(self, store: ExampleStore) -> int:
         """The tokens of the longest answer with its prompt; groups are not packed."""
-        return self.store.longest
+        return store.longest
 
     def describe(self) -> str:
         """The number of pairs or judged answers."""

@@ -30,7 +30,7 @@ from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import GRPOConfig, PPOConfig, RolloutConfig
 from sheepop.posttrain.example_batches import ExampleRows
-from sheepop.posttrain.example_store import ExampleSplit
+from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.policy import (
     AnswerBatch,
     PolicyObjective,
@@ -160,9 +160,9 @@ class PolicyTask(ExampleTask):
             raise ConfigError("training.batch_size_warmup is not for rollouts, whose size is fixed. Leave it out.")
         return without_dropout(config, given)
 
-    def needed_length(self) -> int:
+    def needed_length(self, store: ExampleStore) -> int:
         """The tokens of the longest prompt with the longest answer."""
-        return self.store.longest + self.settings.max_new_tokens
+        return store.longest + self.settings.max_new_tokens
 
     def describe(self) -> str:
         """The number of prompts."""

@@ -79,7 +79,7 @@ class Decision:
                 store.train.num_tokens,
                 store.train.num_supervised,
                 store.manifest["longest"],
-                task.row_length,
+                task.row_length_for(store),
             )
 
     def lines(self) -> list[str]:
