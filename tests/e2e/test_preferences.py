@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("chat", "teacher"):
         sheepop.train(place / "text.txt", place / "runs" / name, device="cpu", quiet=True, settings=TINY)
     said = re.findall(r"^```(json|python)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    (pair, program, prompt) = (text for _, text in said)
+    (pair, program, prompt, of_all) = (text for _, text in said)
+    names: dict[str, Any] = {}
+    exec(of_all, names)
+    assert names["reward"](["cab > ", "ab > "], ["abc\n", "ba"], ["abc", "ab"]) == [1.0, 0.0]
     assert json.loads(pair) == {"prompt": "cab > ", "chosen": "abc", "rejected": "acb"}
     assert json.loads(prompt) == {"prompt": "cab > ", "answer": "abc"}
     right = {word: "".join(sorted(word)) for word in words}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,12 +79,14 @@ def test_the_share_of_the_peak_counts_rows_as_long_as_they_are(run: Run, tmp_pat
     rows = [row for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")[0] if row["split"] == "train"]
     peak = json.loads((tmp_path / "run" / "environment.json").read_text())["matrix_peak_flops"]
     weights = load_model(tmp_path / "run").model.state_dict()
-    matrices = sum(weight.numel() for name, weight in weights.items() if "_proj.weight" in name) + 128 * 16
+    matrices = sum(weight.numel() for name, weight in weights.items() if "_proj.weight" in name)
     # Two operations a weight and two products of 16 numbers a key, forward, and twice that backward; a token of a row
-    # of T tokens sees (T + 1) / 2 keys in the mean.
-    per_token = {length: 3 * (2 * matrices + 4 * 16 * (length + 1) / 2) for length in (8, 32)}
+    # of T tokens sees (T + 1) / 2 keys in the mean. The output matrix multiplies the tokens with a label.
+    labels = np.diff([0, *(row["tokens"] for row in rows)]) / ( * 32)
+    lengths = np.array([8] * 4 + [32] * 6)
+    expected = 3 * (2 * matrices + 4 * 16 * (lengths + 1) / 2 + 2 * 128 * 16 * labels)
     found = [row["mfu"] * peak / row["tokens_per_second"] for row in rows]
-    assert found == pytest.approx([per_token[8]] * 4 + [per_token[32]] * 6)
+    assert found == pytest.approx(expected.tolist())
 
 
 def test_whatever_takes_a_run_takes_its_averaged_weights(run: Run, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import gguf
 import pytest
-from sheepop.train.metrics import read_json_lines
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.run_directory import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import TokenizerError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import load_generator

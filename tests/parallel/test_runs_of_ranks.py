@@ -168,9 +168,9 @@ def test_ranks_that_were_given_different_settings_do_not_start(together: Togethe
 def test_ranks_of_other_code_do_not_start(together: Together, tmp_path: Path) -> None:
     package = tmp_path / "sheepop"
     shutil.copytree(Path(sheepop.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    changed, measured = package / "core" / "facts.py", package / "jobs" / "run" / "ranks.py"
+    changed, measured = package / "core" / "facts.py", package / "parallel" / "ranks.py"
     changed.write_text(f"{changed.read_text()}# otherwise\n")
-    program = f"import sheepop.jobs.run.ranks as layout; layout.__file__ = {str(measured)!r}; {COMMAND}"
+    program = f"import sheepop.parallel.ranks as ranks; ranks.__file__ = {str(measured)!r}; {COMMAND}"
     said = one_error(together.run(2, together.options(tmp_path / "run"), program_1=program))
     assert "Rank 1 of 2" in said and "The files of SheepOp here are not those of the first rank" in said
     assert not (tmp_path / "run").exists()

@@ -10,15 +10,15 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from sheepop.checkpoint import LoadedModel
+from sheepop.checkpoint import save_model
 from sheepop.serve.answers import chat_config, completion_config
 from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.protocol import ApiError, CompletionRequest
-from sheepop.serve.served_model import ServedModel
+from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import Live, tiny_network
+from .conftest import Live, model_of, tiny_network
 
 QWEN = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
@@ -48,13 +48,13 @@ def test_sampling_from_a_greedy_model_needs_a_temperature():
     assert chat_config(chat(top_p=0.5, temperature=0.7), 50, {"temperature": 0.0}).top_p == 0.5
 
 
-def test_a_served_model_knows_its_settings():
-    network = tiny_network()
+def test_a_served_model_knows_its_settings(tmp_path: Path):
     stated = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    loaded, config = LoadedModel(network, CharTokenizer(), network.config, {}, Path(), (), stated), ServerConfig()
-    live = Live(config, models=["m"], load=lambda name: ServedModel(name, loaded, config))
+    save_model(tmp_path / "m", tiny_network(), CharTokenizer(), {}, generation=stated)
+    config = ServerConfig()
+    live = Live(config, stock=Stock({"m": tmp_path / "m"}, {}, config, "cpu"))
     try:
-        assert live.registry.model("m").generator.defaults == QWEN
+        assert model_of(live.registry, "m").generator.defaults == QWEN
         assert httpx.get(f"{live.url}/v1/models").json()["data"][0]["default_sampling_params"] == QWEN
     finally:
         live.close()

@@ -114,7 +114,7 @@ def test_compiling_is_measured_where_triton_serves_a_gpu(
 def test_the_time_of_compiling_is_known_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first step of 21 seconds, 20 of them for compiling, and then steps of one second, half of the eager ones."""
     monkeypatch.setattr(
-        "sheepop.train.budget._time_steps", lambda *rest: [[21.0, 9.0, 1.0] if rest[-1] else [2.5, 9.0, 2.0]]
+        "sheepop.train.budget._time_steps", lambda *rest: [[21.0, 9.0, 1.0] if rest[-2] else [2.5, 9.0, 2.0]]
     )
     monkeypatch.setattr("sheepop.train.budget.time.monotonic", iter([100.0, 103.0]).__next__)
     timing = measure_step(

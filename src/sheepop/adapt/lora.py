@@ -57,12 +57,12 @@ class Parts(Protocol):
 class _Adapted(nn.Module):
     """The base of layers with adapters: `changes` by adapter name, of which only the `active` ones are applied.
 
-    `parts` adds those of the rows of a batch, for the layer at `path`.
+    `of_rows` adds those of the rows of a batch, for the layer at `path`.
     """
 
     changes: nn.ModuleDict
     active: tuple[str, ...]
-    parts: Parts | None = None
+    of_rows: Parts | None = None
     path = ""
 
     def _take(self, layer: nn.Module) -> None:
@@ -85,7 +85,7 @@ class _Adapted(nn.Module):
         found = product
         for each in self._counting:
             found = found + change(each, x, product)
-        for each, rows in () if self.parts is None else self.parts.of(self.path, len(x)):
+        for each, rows in () if self.of_rows is None else self.of_rows.of(self.path, len(x)):
             if rows is None:
                 found = found + change(each, x, product)
             else:

@@ -51,7 +51,7 @@ class RowAdapters(Parts):
         self._paths = set(target_layers(self.network, ("*",))) - self._whole
         for path in self._paths:
             layer = adaptable(self.network, path)
-            layer.parts, layer.path = self, path
+            layer.of_rows, layer.path = self, path
         self._rows: list[tuple[Adapter, Tensor | None]] = []
         self._count = 0
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor of the host on the device; its own memory may be changed or freed at once."""
-    if device.type != "cuda" or not tensor.numel():
+    if device.type != "cuda" or not tensor.numel() or not torch.cuda.is_available():
         return tensor.to(device)
     # From memory that the system cannot move, which PyTorch keeps until it was read.
     return tensor.pin_memory().to(device, non_blocking=True)
