@@ -82,7 +82,7 @@ def test_the_share_of_the_peak_counts_rows_as_long_as_they_are(run: Run, tmp_pat
     matrices = sum(weight.numel() for name, weight in weights.items() if "_proj.weight" in name)
     # Two operations a weight and two products of 16 numbers a key, forward, and twice that backward; a token of a row
     # of T tokens sees (T + 1) / 2 keys in the mean. The output matrix multiplies the tokens with a label.
-    labels = np.diff([0, *(row["tokens"] for row in rows)]) / ( * 32)
+    labels = np.diff([0, *(row["tokens"] for row in rows)]) / (4 * 32)
     lengths = np.array([8] * 4 + [32] * 6)
     expected = 3 * (2 * matrices + 4 * 16 * (lengths + 1) / 2 + 2 * 128 * 16 * labels)
     found = [row["mfu"] * peak / row["tokens_per_second"] for row in rows]
