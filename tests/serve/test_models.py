@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,35 @@ def test_a_model_in_use_is_unloaded_when_its_last_request_ends(servers: list[Liv
     assert loads.names[:2] == ["a", "bb"]
     wait_for(lambda: server.registry.num_open == 0)
     assert len(server.registry.models()) == 1
+
+
+def test_a_model_stays_until_the_requests_it_was_loaded_for_have_opened_it(servers: list[Live]) -> None:
+    """Also while the event loop is too busy to tell them that it is there, and another model wants its memory."""
+    server, loads = begin(ServerConfig(memory_budget=6), {"a": 4, "bb": 4, "ccc": 4})
+    servers.append(server)
+    registry = server.registry
+
+    async def crowd() -> None:
+        entering = [asyncio.ensure_future(registry.entered(name)) for name in ("bb", "ccc")]
+        await asyncio.sleep(0)  # both are in the queue of the thread that loads
+        time.sleep(0.5)
+        for each in entering:
+            registry.leave(await each)
+
+    asyncio.run(crowd())
+    assert loads.names == ["a", "bb", "ccc"]
+
+
+def test_a_model_that_is_let_go_is_not_unloaded_before_it_is_used(servers: list[Live]) -> None:
+    server, loads = begin(ServerConfig(keep_alive="5m"), {"a": 1}, Clock())
+    servers.append(server)
+    registry = server.registry
+    model = asyncio.run(registry.entered("a", 0))
+    registry.tidy()
+    assert registry.card("a").state == "loaded"
+    registry.leave(model)
+    wait_for(lambda: registry.card("a").state == "unloaded")
+    assert loads.names == ["a"]
 
 
 def test_an_idle_model_is_kept_as_long_as_it_was_said(servers: list[Live]) -> None:

@@ -32,10 +32,11 @@ from sheepop.serve.protocol import (
     ApiError,
     DetokenizeRequest,
     TokenizeRequest,
+    draining,
     error_body,
     refusal_of,
 )
-from sheepop.serve.registry import Registry, draining
+from sheepop.serve.registry import Registry
 from sheepop.serve.responses import Responses, ResponsesStyle
 from sheepop.serve.runs import Runs, RunsPage
 from sheepop.serve.votes import VotesFile

@@ -17,8 +17,7 @@ from sheepop.serve.answers import event
 from sheepop.serve.bodies import CLIENT_LEFT
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.metrics import Metrics, merged
-from sheepop.serve.protocol import MODEL_PATHS, ApiError
-from sheepop.serve.registry import draining
+from sheepop.serve.protocol import MODEL_PATHS, ApiError, draining
 from sheepop.serve.replicas import Replicas
 
 _FORWARDED = (

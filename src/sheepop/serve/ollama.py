@@ -228,19 +228,18 @@ class Ollama:
 
     async def chat(self, requested: OllamaChatRequest, request: Request) -> Response:
         """Answers a conversation; one without messages loads the model, or unloads it."""
-        self._keep(requested)
         if not requested.messages:
             return await self._load(requested, request, {"message": {"role": "assistant", "content": ""}})
         chat = await self._answering.bodies.do(requested.to_chat)
-        return await self._answering.chat(chat, request, OllamaStyle(is_chat=True))
+        async with self._using(requested, request, requested.keep_alive):
+            return await self._answering.chat(chat, request, OllamaStyle(is_chat=True))
 
     async def generate(self, requested: GenerateRequest, request: Request) -> Response:
         """Answers a text, or with `raw` or without a chat template, continues it; without a text loads the model."""
-        self._keep(requested)
         if not requested.prompt:
             return await self._load(requested, request, {"response": ""})
         style = OllamaStyle(is_chat=False)
-        async with self._using(requested, request) as model:
+        async with self._using(requested, request, requested.keep_alive) as model:
             if requested.raw or model.template is None:
                 encode = model.encoded
                 prompt = await self._answering.while_wanted(
@@ -267,22 +266,22 @@ class Ollama:
             ]
         }
 
-    def _keep(self, requested: _Asked | OllamaEmbedRequest) -> None:
-        if requested.keep_alive is not None:
-            self._registry.keep(plain_name(requested.model), requested.keep_alive)
-
     async def _load(self, requested: _Asked, request: Request, message: dict[str, Any]) -> Response:
         """Loads the model, or with a `keep_alive` of 0 lets it go."""
         unloads = requested.keep_alive == 0
-        if not unloads:
-            async with self._using(requested, request):
+        if unloads:
+            self._registry.keep(plain_name(requested.model), 0)
+        else:
+            async with self._using(requested, request, requested.keep_alive):
                 pass
         about = {"model": requested.model, "created_at": _now(), **message, "done": True}
         return await self._answering.json({**about, "done_reason": "unload" if unloads else "load"})
 
     @asynccontextmanager
-    async def _using(self, requested: _Asked | ShowRequest, request: Request) -> AsyncIterator[ServedModel]:
-        entering = self._registry.entered(plain_name(requested.model))
+    async def _using(
+        self, requested: _Asked | OllamaEmbedRequest | ShowRequest, request: Request, keep_alive: float | None = None
+    ) -> AsyncIterator[ServedModel]:
+        entering = self._registry.entered(plain_name(requested.model), keep_alive)
         model = await self._answering.while_wanted(request, entering, "model")
         try:
             yield model
@@ -308,9 +307,9 @@ class Ollama:
     async def embed(self, requested: OllamaEmbedRequest, request: Request) -> Response:
         """A vector for each text."""
         started = time.monotonic_ns()
-        self._keep(requested)
         name = plain_name(requested.model)
-        vectors, count = await self._embeddings.vectors(request, name, requested.input, "input")
+        async with self._using(requested, request, requested.keep_alive):
+            vectors, count = await self._embeddings.vectors(request, name, requested.input, "input")
         about = {"model": name, "total_duration": time.monotonic_ns() - started, "prompt_eval_count": count}
         return await self._answering.json({**about, "embeddings": vectors})
 

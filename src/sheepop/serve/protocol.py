@@ -62,6 +62,11 @@ class ApiError(HTTPException):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def draining() -> ApiError:
+    """The error for new requests while the server finishes the open ones."""
+    return ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
+
+
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
     """The body of an error in the shape of the API that has `path`: Anthropic's, Ollama's, or OpenAI's."""
     about = error.body["error"]

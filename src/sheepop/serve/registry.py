@@ -18,18 +18,13 @@ from dataclasses import dataclass, field
 
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.serve.config import ServerConfig, duration
-from sheepop.serve.protocol import ApiError
+from sheepop.serve.protocol import ApiError, draining
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.stock import Card, Description, ModelTooLargeError, Source, Stock
 from sheepop.serve.worker import ShutdownError
 
 _LOG = logging.getLogger("sheepop.server")
 _KEEPER_SECONDS = 1.0
-
-
-def draining() -> ApiError:
-    """The error for new requests while the server finishes the open ones."""
-    return ApiError(503, "The server is shutting down.", kind="server_error", code="draining", retry_after=1)
 
 
 @dataclass(eq=False)
@@ -120,18 +115,23 @@ class Registry:
         finally:
             self.leave(model)
 
-    async def entered(self, name: str) -> ServedModel:
+    async def entered(self, name: str, keep_alive: float | None = None) -> ServedModel:
         """Opens the model of this name until `leave`; it is loaded first if it is not.
 
-        Raises `ApiError`: 404 for an unknown name, 400 for a model that never fits the memory, 503 for one that cannot
-        be loaded, if too many requests wait for it, or while draining.
+        From then on it is kept `keep_alive` idle seconds, if that is given. Raises `ApiError`: 404 for an unknown name,
+        400 for a model that never fits the memory, 503 for one that cannot be loaded, if too many requests wait for it,
+        or while draining.
         """
-        while isinstance(found := self._enter(name), Future):
+        found = self._enter(name, keep_alive)
+        if isinstance(found, Future):
+            # Until it is open, so that no other load takes its place before.
             with self._waiting(name):
-                try:
-                    await asyncio.shield(asyncio.wrap_future(found))
-                except SheepOpError as error:
-                    raise _refusal(name, error) from None
+                while isinstance(found, Future):
+                    try:
+                        await asyncio.shield(asyncio.wrap_future(found))
+                    except SheepOpError as error:
+                        raise _refusal(name, error) from None
+                    found = self._enter(name, keep_alive)
         return found
 
     def leave(self, model: ServedModel) -> None:
@@ -153,8 +153,9 @@ class Registry:
         finally:
             with self._changed:
                 slot.num_waiting, self._num_open = slot.num_waiting - 1, self._num_open - 1
+                self._changed.notify_all()
 
-    def _enter(self, name: str) -> ServedModel | Future[None]:
+    def _enter(self, name: str, keep_alive: float | None) -> ServedModel | Future[None]:
         """Opens a model, or begins to load it."""
         with self._changed:
             if self.is_draining or self._is_closed:
@@ -162,6 +163,7 @@ class Registry:
             slot = self._slot(name)
             if (model := self._retained(slot)) is not None:
                 self._num_open += 1
+                slot.keep_alive = slot.keep_alive if keep_alive is None else keep_alive
                 return model
             if slot.loading is None:
                 slot.loading = self._loader.submit(self._load_once, slot)
@@ -239,7 +241,7 @@ class Registry:
         """Unloads models that were idle for as long as they are kept, and closes those that nobody uses any more."""
         with self._changed:
             for slot in self._slots.values():
-                idle = slot.model is not None and slot.source.base is None and not self._uses[id(slot.model)]
+                idle = slot.model is not None and slot.source.base is None and not self._is_wanted(slot)
                 if idle and self._expires(slot) <= self._clock():
                     self._unload(slot, "because it was idle")
             over = [model for model in self._retired if not self._uses[id(model)]]
@@ -369,13 +371,19 @@ class Registry:
                     return
                 others = [each for each in kept if each.source.base is None and each.model not in (base, slot.model)]
                 if missing > leaving and others:
-                    last = min(others, key=lambda each: (self._uses[id(each.model)] > 0, each.used))
-                    self._unload(last, f"to make room for {slot.name}")
+                    last = min(others, key=lambda each: (self._is_wanted(each), each.used))
+                    if last.num_waiting and not self._uses[id(last.model)]:
+                        self._changed.wait()  # until the requests that it was loaded for have opened it
+                    else:
+                        self._unload(last, f"to make room for {slot.name}")
                 elif leaving:
                     self._changed.wait()
                 else:
                     raise ModelTooLargeError(f"The adapters of this model leave no room for {slot.name}. Drop one.")
         raise ShutdownError("The server is shutting down.")
+
+    def _is_wanted(self, slot: _Slot) -> bool:
+        return slot.num_waiting > 0 or self._uses[id(slot.model)] > 0
 
     def _unload(self, slot: _Slot, why: str) -> None:
         _LOG.info("%s was unloaded %s.", slot.name, why)
