@@ -23,7 +23,7 @@ class Strategy:
 
     @property
     def puts_off_weights(self) -> bool:
-        """Whether it goes without compiled blocks and activation checkpointing; see `sheepop.jobs.run.ranks`."""
+        """Whether it goes without compiled blocks and activation checkpointing; see `sheepop.jobs.run.resolve`."""
         return self.layout.get("schedule") == "zero_bubble"
 
     @property
