@@ -176,9 +176,10 @@ def _for_model(
     from sheepop.checkpoint.model_description import read_model_config
     from sheepop.model import num_parameters
 
-    weights = num_parameters(read_model_config(resolve_model_directory(fork)))
+    place = resolve_model_directory(fork)
+    weights = num_parameters(read_model_config(place))
     basis = f"a model of {weights:,} parameters"
-    reason = None if "lora" in _section(given, "tuning") else _why_lora(resolve_model_directory(fork), requested)
+    reason = None if "lora" in _section(given, "tuning") else _why_lora(place, requested)
     if reason is None:
         return _choices(SIZES[0], given, 0, keeps_model=True, weights=weights), basis
     adapter = {"tuning": {"lora": {"rank": LoraConfig().rank}}}
