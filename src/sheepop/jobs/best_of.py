@@ -61,8 +61,8 @@ def best_of(
 
     Written answers are finished and not empty, and the best one has a reward of at least `least`. With `pairs`, a line
     has the best and the worst answer to a prompt, if their rewards differ. The chat template of the model reads
-    `chat_template_kwargs`. Raises `DataError` for a prompt that cannot be encoded, `OutputError` if `output` exists, and
-    whatever `open_reward` and rewards raise.
+    `chat_template_kwargs`. Raises `DataError` for a prompt that cannot be encoded, `OutputError` if `output` exists,
+    and whatever `open_reward` and rewards raise.
     """
     if output.exists() and not overwrite:
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
