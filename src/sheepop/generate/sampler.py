@@ -229,7 +229,7 @@ class Sampler:
             return logits
         scores = logits.masked_fill(self.forbidden, -torch.inf) if forbids else logits.clone()
         if ending:
-            scores[_index(ending, scores)] = -torch.inf
+            scores.index_put_(_index(ending, scores), scores.new_full((), -torch.inf))  # a number would be waited for
         if biases:
             index, values = _index(biases, scores), torch.tensor([bias[2] for bias in biases], dtype=scores.dtype)
             scores[index] += upload(values, scores.device)

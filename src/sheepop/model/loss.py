@@ -303,7 +303,9 @@ def _label_and_sum(
     z_RV = cap(logits_RV.to(exact), soft_cap)
     largest = z_RV.amax(1, keepdim=True)
     total = (z_RV - largest).exp().sum(1, keepdim=True)
-    return z_RV.gather(1, labels_R[:, None])[:, 0], (total.log() + largest)[:, 0]
+    # A sum over the row is part of the kernel that overwrites it; torch 2.11 moves `gather` behind that kernel.
+    label_R = torch.where(_is_chosen(labels_R, z_RV), z_RV, 0.0).sum(1)
+    return label_R, (total.log() + largest)[:, 0]
 
 
 def _weighted_gradients(
@@ -321,7 +323,7 @@ def _weighted_gradients(
     z_RV = cap(logits_RV.to(exact), soft_cap)
     slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
     p_RV = (z_RV - log_sum_R[:, None]).exp_()
-    gradients_RV = (_chosen(labels_R, p_RV) - p_RV).mul_(weights_R[:, None])
+    gradients_RV = (_is_chosen(labels_R, p_RV).to(p_RV.dtype) - p_RV).mul_(weights_R[:, None])
     logits_RV.copy_(gradients_RV if slope_RV is None else gradients_RV.mul_(slope_RV))
 
 
@@ -341,7 +343,8 @@ def _losses_then_gradients_at_once(
     if spread:
         objective_R = objective_R - spread * z_RV.mean(1)
     scale_R = 1.0 + 2.0 * terms.z_loss * log_sum_R
-    gradients_RV = (z_RV - log_sum_R[:, None]).exp() * scale_R[:, None] - spread / size - keep * _chosen(labels_R, z_RV)
+    chosen_RV = _is_chosen(labels_R, z_RV).to(z_RV.dtype)
+    gradients_RV = (z_RV - log_sum_R[:, None]).exp() * scale_R[:, None] - spread / size - keep * chosen_RV
     if soft_cap is not None:
         gradients_RV = gradients_RV * (1 - (z_RV / soft_cap).square())
     sums = torch.stack((objective_R.sum(), plain_R.sum()))
@@ -349,9 +352,9 @@ def _losses_then_gradients_at_once(
     return sums
 
 
-def _chosen(columns_R: Tensor, like_RV: Tensor) -> Tensor:
-    """Returns 1 in one column of each row and 0 elsewhere, by a comparison, which fuses better than a scatter."""
-    return (torch.arange(like_RV.shape[1], device=like_RV.device) == columns_R[:, None]).to(like_RV.dtype)
+def _is_chosen(columns_R: Tensor, like_RV: Tensor) -> Tensor:
+    """Whether each entry is in the column of its row, by a comparison, which fuses better than a scatter."""
+    return torch.arange(like_RV.shape[1], device=like_RV.device) == columns_R[:, None]
 
 
 _fused_losses = fused(_losses_then_gradients_at_once)

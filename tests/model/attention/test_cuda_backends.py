@@ -87,6 +87,7 @@ def _on_cpu(value: Any) -> Any:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     """A GPU without Triton; with it documents and windows without dropout go to FlexAttention."""
     monkeypatch.setattr(blocks, "_has_triton", lambda _: False)
+    monkeypatch.setattr("sheepop.model.fused.has_triton", lambda: False)
     with PretendedGpu() as mode:
         yield mode
 
