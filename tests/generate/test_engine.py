@@ -551,7 +551,7 @@ def test_on_a_gpu_a_step_starts_without_waiting_for_the_last(
 
         monkeypatch.setattr(engine, "_start", watched)
         requests, _ = drive(engine, model, everything)
-        assert next(numbers) > 40
+        assert next(numbers) >= 40  # one for each token
         texts.append([request.candidates[0].token_ids for request in requests])
     assert texts[0] == texts[1]
     assert [len(text) for text in texts[0]] == [40] * 6

@@ -147,7 +147,7 @@ class StoredWeight(Tensor):
         else:
             scales, offsets = (part if part is None else rows_of(part, index) for part in (scales, offsets))
         if self._in_tiles:
-            return rows_of(numbers.view(torch.int32), index).contiguous().view(numbers.dtype), scales, offsets
+            return rows_of(numbers.view(torch.int32), index).view(numbers.dtype), scales, offsets
         return numbers if is_all else numbers[index], scales, offsets
 
     def rows(self, index: Tensor | slice | None = None) -> Tensor:

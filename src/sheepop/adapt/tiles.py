@@ -41,7 +41,7 @@ def rows_of(tiles: Tensor, index: Tensor | slice) -> Tensor:
         return tiles[index // TILE, :, index % TILE]
     first = index.start // TILE
     within = tiles[..., first : -(-index.stop // TILE), :, :].transpose(-2, -1).flatten(-3, -2)
-    return within[..., index.start - first * TILE : index.stop - first * TILE, :]
+    return within[..., index.start - first * TILE : index.stop - first * TILE, :].contiguous()
 
 
 def unpacked_int4(codes: Tensor, *, is_signed: bool) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -184,24 +184,25 @@ class PagedAttending:
     ) -> PagedAttending:
         """The attention of a pass in the layers of `kind`, whose blocks have the kind `number`.
 
-        Sequences that begin in the pass are the documents of one packed row, as in training; the long chunks of all
-        others attend in tiles on a GPU with Triton, elsewhere each in its own kernel; all short chunks attend together,
-        on a CPU in the paged kernel if `native`. With `batch_invariant` every chunk counts as short, so that a token's
-        result does not depend on the rest of the pass.
+        On a GPU with Triton several long chunks attend in tiles. Otherwise sequences that begin in the pass are the
+        documents of one packed row, as in training, and each of the other long chunks has its own kernel. All short
+        chunks attend together, on a CPU in the paged kernel if `native`. With `batch_invariant` every chunk counts as
+        short, so that a token's result does not depend on the rest of the pass.
         """
         groups = _Groups(kind, current, number)
         sequences = range(len(current.chunks))
         long = [
             number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER and not batch_invariant
         ]
-        groups.add_beginnings([number for number in long if current.chunks[number].start == 0])
-        rest = [number for number in long if current.chunks[number].start > 0]
+        beginnings = [number for number in long if current.chunks[number].start == 0]
         kernel, paged = _paged_kernel(kind, native), list[AttentionMetadata]()
-        if rest and kernel is attend_by_triton:
-            paged.append(groups.tiles(rest))
+        if kernel is attend_by_triton and long != beginnings[:1]:
+            paged.append(groups.tiles(long))
         else:
-            for sequence in rest:
-                groups.add_chunk(sequence)
+            groups.add_beginnings(beginnings)
+            for sequence in long:
+                if sequence not in beginnings:
+                    groups.add_chunk(sequence)
         if short := [number for number in sequences if number not in long]:
             if kernel is not None:
                 paged.append(groups.metadata(short))
@@ -312,15 +313,22 @@ class _Groups:
         beyond = torch.arange(num_keys, device=ends.device) > ends[:, None]
         self._add(rows, (len(rows), 1), sight, table[self._current.sequences[rows][:, None], columns], beyond)
 
-    def metadata(self, sequences: list[int]) -> AttentionMetadata:
-        """The metadata of the tokens of these sequences, for a paged kernel."""
-        rows, device = self._current.rows(sequences), self._current.device
+    def metadata(self, sequences: list[int], tiles: Sequence[tuple[int, int, int, int]] = ()) -> AttentionMetadata:
+        """The metadata of the tokens of these sequences, which attend alone or in `tiles`, for a paged kernel."""
+        rows, device, table = (
+            self._current.rows(sequences),
+            self._current.device,
+            self._current.block_table(self._number),
+        )
         lasts = self._current.positions[rows]
-        firsts = _first_positions(lasts, self._kind.window)
-        table = self._current.block_table(self._number)[self._current.sequences[rows]].contiguous()
-        rows, table, firsts, lasts = (upload(found, device) for found in (rows, table, firsts, lasts))
+        table = table[sequences if tiles else self._current.sequences[rows]]
+        indices = rows, table, _first_positions(lasts, self._kind.window), lasts
+        rows, table, firsts, lasts = (upload(found, device) for found in indices)
         blocks, offsets = self.slot_mapping
-        return AttentionMetadata(rows, table, firsts, lasts, (blocks[rows], offsets[rows]), self._kind.window)
+        on_device = upload(torch.tensor(tiles), device) if tiles else None
+        return AttentionMetadata(
+            rows, table, firsts, lasts, (blocks[rows], offsets[rows]), self._kind.window, on_device
+        )
 
     def tiles(self, sequences: list[int]) -> AttentionMetadata:
         """The metadata of the tokens of these sequences, in tiles."""
@@ -330,10 +338,7 @@ class _Groups:
             starts = range(0, chunk.count, size)
             tiles += [(row + at, min(size, chunk.count - at), chunk.start + at, number) for at in starts]
             row += chunk.count
-        metadata = self.metadata(sequences)
-        device = self._current.device
-        table = upload(self._current.block_table(self._number)[sequences], device)
-        return replace(metadata, block_table=table, tiles=upload(torch.tensor(tiles), device))
+        return self.metadata(sequences, tiles)
 
     def _add(
         self,

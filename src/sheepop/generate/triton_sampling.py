@@ -80,8 +80,8 @@ def _drawn(scores, settings, gaps, ids, count, best, lane_gaps, temperature, BLO
     if limits:
         if top_k <= BLOCK:  # as many lanes have a token with a gap up to it
             bound = _key_reaching(_keys(lane_gaps), lane_gaps >= 0, top_k).to(tl.float32, bitcast=True)
-    elif top_p < 1:  # all tokens beyond it together have less than 1 - p
-        bound = tl.log((tl.zeros((), tl.float64) + count) / (1 - top_p)).to(tl.float32) + 1e-3
+    elif top_p < 1:
+        bound = _bound_of_mass(scores, count, best, temperature, top_p, BLOCK)
     elif min_p > 0:
         bound = -tl.log(min_p).to(tl.float32)
     total = tl.zeros((), tl.float64)
@@ -112,6 +112,28 @@ def _drawn(scores, settings, gaps, ids, count, best, lane_gaps, temperature, BLO
 
 
 @triton.jit
+def _bound_of_mass(scores, count, best, temperature, top_p, BLOCK: tl.constexpr):
+    """A gap that no token with a part in the mass `top_p` exceeds: 3, 6 or 9, or one that holds for all logits."""
+    lane = tl.arange(0, BLOCK)
+    mass, near = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    middle, far = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        token = start + lane
+        gap = (best - tl.load(scores + token, mask=token < count, other=float("-inf"))) / temperature
+        weight = tl.exp(-gap)
+        mass += weight
+        near += tl.where(gap <= 3, weight, 0.0)
+        middle += tl.where(gap <= 6, weight, 0.0)
+        far += tl.where(gap <= 9, weight, 0.0)
+    target = (top_p.to(tl.float32) + 1e-4) * tl.sum(mass, axis=0)  # far above the rounding of these sums
+    # All tokens beyond it together have less than 1 - p.
+    bound = tl.log((tl.zeros((), tl.float64) + count) / (1 - top_p)).to(tl.float32) + 1e-3
+    bound = tl.where(tl.sum(far, axis=0) >= target, tl.minimum(bound, 9.0), bound)
+    bound = tl.where(tl.sum(middle, axis=0) >= target, tl.minimum(bound, 6.0), bound)
+    return tl.where(tl.sum(near, axis=0) >= target, tl.minimum(bound, 3.0), bound)
+
+
+@triton.jit
 def _keys(gaps):
     return (gaps + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
 
@@ -138,22 +160,24 @@ def _block(gaps, ids, kept, start, key, last, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weight(gap, counted, WEIGHTED: tl.constexpr):
-    """The sum of the weights of the tokens that are `counted`: e^-gap if WEIGHTED, else 1."""
-    weight = counted.to(tl.float64)
-    if WEIGHTED:
-        weight = tl.where(counted, tl.exp(-gap), 0.0).to(tl.float64)
-    return tl.sum(weight, axis=0)
+def _weights_before(
+    gaps, ids, kept, first, second, third, key, last, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr
+):  # fmt: skip
+    """The weights of the tokens up to the end (`key`, `last`) whose keys are less than each of three bounds.
 
-
-@triton.jit
-def _weight_before(gaps, ids, kept, bound, key, last, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):
-    """The weight of the tokens up to the end (`key`, `last`) whose key is less than `bound`."""
-    found = tl.zeros((), tl.float64)
+    A token's weight is e^-gap if WEIGHTED, else 1.
+    """
+    before_first, before_second = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    before_third = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, kept, BLOCK):
         gap, keys, _, is_kept = _block(gaps, ids, kept, start, key, last, BLOCK)
-        found += _weight(gap, is_kept & (keys < bound), WEIGHTED)
-    return found
+        weight = is_kept.to(tl.float64)
+        if WEIGHTED:
+            weight = tl.where(is_kept, tl.exp(-gap), 0.0).to(tl.float64)
+        before_first += tl.where(keys < first, weight, 0.0)
+        before_second += tl.where(keys < second, weight, 0.0)
+        before_third += tl.where(keys < third, weight, 0.0)
+    return tl.sum(before_first, axis=0), tl.sum(before_second, axis=0), tl.sum(before_third, axis=0)
 
 
 @triton.jit
@@ -161,7 +185,7 @@ def _mass(gaps, ids, kept, key, last, BLOCK: tl.constexpr):
     found = tl.zeros((), tl.float64)
     for start in range(0, kept, BLOCK):
         gap, _, _, is_kept = _block(gaps, ids, kept, start, key, last, BLOCK)
-        found += _weight(gap, is_kept, True)
+        found += tl.sum(tl.where(is_kept, tl.exp(-gap), 0.0).to(tl.float64), axis=0)
     return found
 
 
@@ -172,11 +196,21 @@ def _end(gaps, ids, kept, target, key, last, BLOCK: tl.constexpr, WEIGHTED: tl.c
     Only tokens up to the end (`key`, `last`) count; it is returned if their weights do not reach the target.
     """
     found = tl.zeros((), tl.int32)
-    for place in range(31):  # bit by bit: the largest key such that the tokens before it do not reach the target
-        trial = found + (1 << (30 - place))
-        if _weight_before(gaps, ids, kept, trial, key, last, BLOCK, WEIGHTED) < target:
-            found = trial
-    rest = target - _weight_before(gaps, ids, kept, found, key, last, BLOCK, WEIGHTED)
+    # The largest key such that the tokens before it do not reach the target: its first bit, then two bits at a time.
+    for turn in range(16):
+        step = 1 << (30 - 2 * turn)
+        first = found + step
+        second = tl.where(turn > 0, first + step, _LAST)
+        third = tl.where(turn > 0, second + step, _LAST)
+        below = _weights_before(gaps, ids, kept, first, second, third, key, last, BLOCK, WEIGHTED)
+        if below[0] < target:
+            found = first
+        if (below[1] < target) & (turn > 0):
+            found = second
+        if (below[2] < target) & (turn > 0):
+            found = third
+    below = _weights_before(gaps, ids, kept, found, found, found, key, last, BLOCK, WEIGHTED)
+    rest = target - below[0]
     each = tl.full((), 1.0, tl.float64)
     if WEIGHTED:
         each = tl.exp(-found.to(tl.float32, bitcast=True)).to(tl.float64)
