@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from sheepop.generate.config import CacheDtype
 from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.attention.choose import prepare_attention
+from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
+from sheepop.model.cache import AttendLatents, LatentCache, Recurrence
 from sheepop.tokenizer import CharTokenizer, Tokenizer
 
 TINY = {
@@ -27,6 +33,59 @@ SHARED: dict[str, Any] = {
     "sliding_head_dim": 4, "sliding_num_kv_heads": 2, "shared_kv_layers": 2, "keys_as_values": [1], "value_norm": True,
     "layer_inputs": {"width": 16}, "layer_factor": True,
 }  # fmt: skip
+
+
+# By the definition of e4m3: 3 bits of a fraction, which has no leading 1 if the exponent is 0; the last code is NaN.
+_E4M3 = torch.tensor([(code % 8 + 8 * (code >= 8)) * 2.0 ** (max(code // 8, 1) - 10) for code in range(127)]).double()
+
+
+def rounded(x: Tensor, cache_dtype: CacheDtype) -> Tensor:
+    """What a cache holds of keys or values (..., C): the nearest steps of the largest number; ties go to even codes."""
+    if cache_dtype == "auto":
+        return x
+    scales = (x.abs().amax(-1, keepdim=True).float() / (127 if cache_dtype == "int8" else 448)).double()
+    steps = (x / scales).nan_to_num()
+    if cache_dtype == "int8":
+        return steps.round() * scales
+    sizes = steps.abs().contiguous()
+    above = torch.searchsorted(_E4M3, sizes).clamp(1, 126)
+    low, high = sizes - _E4M3[above - 1], _E4M3[above] - sizes
+    codes = torch.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
+    return _E4M3[codes].copysign(steps) * scales
+
+
+@dataclass
+class RoundedPass(LatentCache):
+    """A pass over whole texts whose keys and values are rounded as those of a cache are."""
+
+    cache_dtype: CacheDtype
+    num_tokens: int = 0
+
+    def begin(self, num_rows: int, num_tokens: int) -> tuple[Tensor, int]:
+        self.num_tokens = num_tokens
+        return torch.arange(num_tokens).expand(num_rows, -1), num_tokens
+
+    def preceding(self, place: str, new: Tensor, count: int) -> Tensor:
+        return new.new_zeros(len(new), count, *new.shape[2:])
+
+    def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return recurrence(start.expand(len(inputs[0]), *start.shape), *inputs)[0]
+
+    def prepare(self, kind: AttentionKind) -> Attending:
+        return prepare_attention(kind, kind.sight(self.num_tokens))
+
+    def attend(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN
+    ) -> Tensor:
+        return attending.attend(q_BHTC, *(rounded(x, self.cache_dtype) for x in (k_BKTC, v_BKTC)), score)
+
+    def attend_latents(
+        self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, c_B1TL: Tensor, attend: AttendLatents
+    ) -> Tensor:
+        return attend(attending, q_BHTC, *(rounded(x, self.cache_dtype) for x in (k_B1TR, c_B1TL)))
+
+    def memory(self, layer: int, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return project()
 
 
 @pytest.fixture(scope="package", autouse=True)

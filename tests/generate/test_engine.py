@@ -20,6 +20,7 @@ from sheepop.adapt.stored_weight import has_kernels
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
+from sheepop.generate.config import CacheDtype
 from sheepop.generate.engine import Engine, Update
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
@@ -29,11 +30,12 @@ from sheepop.generate.speculation import LookupDrafter
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 
-from .conftest import SHARED
+from .conftest import SHARED, RoundedPass
 
 Build = Callable[..., Transformer]
 BLOCK = 4
 GUESSES = 3
+CACHES: list[CacheDtype] = ["auto", "int8", "fp8"]
 
 DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
 NETWORKS: list[dict[str, Any]] = [
@@ -132,8 +134,11 @@ def plain(request: Request, model: Transformer) -> list[list[int]]:
     return [written for written, _ in plain_texts(request, model)]
 
 
-def plain_texts(request: Request, model: Transformer) -> list[tuple[list[int], list[float]]]:
+def plain_texts(
+    request: Request, model: Transformer, cache_dtype: CacheDtype = "auto"
+) -> list[tuple[list[int], list[float]]]:
     """The tokens and their log-probabilities by definition: the network reads the whole context for each token."""
+    caching = {} if cache_dtype == "auto" else {"cache": RoundedPass(cache_dtype)}
     texts, config = [], request.config
     source, longest = request.prompt.source_ids, model.config.max_seq_len
     for candidate in request.candidates:
@@ -149,7 +154,7 @@ def plain_texts(request: Request, model: Transformer) -> list[tuple[list[int], l
             read = [torch.tensor([context])] if source is None else [torch.tensor([source]), torch.tensor([context])]
             occurrences = Occurrences(request.prompt.token_ids).followed_by(written)
             row = Row(config, len(written), candidate.seed, occurrences if config.penalises else None)
-            choice = sampler(model).choose(model(*read)[:, -1], [row])
+            choice = sampler(model).choose(model(*read, **caching)[:, -1], [row])
             written += choice.token_ids
             logprobs += choice.logprobs
             context.append(written[-1])
@@ -185,11 +190,14 @@ def drive_one(engine: Engine, request: Request) -> list[Candidate]:
     return request.candidates
 
 
-def assert_texts_are_plain(requests: list[Request], everything: list[Asked], model: Transformer) -> None:
+def assert_texts_are_plain(
+    requests: list[Request], everything: list[Asked], model: Transformer, cache_dtype: CacheDtype = "auto"
+) -> None:
     """Whole texts, or their part that was written before they were aborted."""
     with torch.inference_mode():
         for request, asked in zip(requests, everything, strict=True):
-            for candidate, (expected, logprobs) in zip(request.candidates, plain_texts(request, model), strict=True):
+            texts = plain_texts(request, model, cache_dtype)
+            for candidate, (expected, logprobs) in zip(request.candidates, texts, strict=True):
                 was_dropped = asked.dropped is not None and candidate.finish_reason == "abort"
                 count = len(candidate.token_ids)
                 assert candidate.token_ids == (expected[:count] if was_dropped else expected)
@@ -332,7 +340,7 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
     rounded = kind % 2 == 1
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).to(torch.bfloat16 if kind % 3 == 2 else torch.float32)
     network = with_native_blocks(with_native_products(quantize(model, "int8") if rounded else model, always=True))
-    same = {"num_blocks": 80, "batch_invariant": True, "cache_in_int8": rounded}
+    same = {"num_blocks": 80, "batch_invariant": True, "cache_dtype": CACHES[kind % 3]}
     together = build_engine(network, max_tokens=max_tokens, max_sequences=8, drafts=drafts, **same)
     requests, _ = drive(together, network, everything)
     for number, (asked, request) in enumerate(zip(everything, requests, strict=True)):
@@ -345,10 +353,10 @@ def test_in_float32_a_text_need_not_depend_on_the_others(
             assert one.logprobs[:written] == other.logprobs
 
 
-def fewest_blocks(model: Transformer, requests: list[Request], steps_ahead: int) -> Engine:
+def fewest_blocks(model: Transformer, requests: list[Request], **settings: Any) -> Engine:
     """The smallest engine that accepts each of these requests."""
     for num_blocks in itertools.count(4):
-        engine = build_engine(model, num_blocks=num_blocks, max_tokens=12, max_sequences=6, steps_ahead=steps_ahead)
+        engine = build_engine(model, num_blocks=num_blocks, max_tokens=12, max_sequences=6, **settings)
         with suppress(UsageError):
             for request in requests:
                 engine.scheduler.require_room(request, request.longest)
@@ -357,10 +365,17 @@ def fewest_blocks(model: Transformer, requests: list[Request], steps_ahead: int)
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps_ahead"), [*((kind, 0) for kind in range(len(NETWORKS))), *((kind, 1) for kind in AHEAD)]
+    ("kind", "options"),
+    [
+        *((kind, {"steps_ahead": 0}) for kind in range(len(NETWORKS))),
+        *((kind, {"steps_ahead": 1}) for kind in AHEAD),
+        *((kind, {"cache_dtype": "int8"}) for kind in (1, 13)),
+        (3, {"cache_dtype": "fp8", "drafts": "lookup"}),
+        *((kind, {"cache_dtype": "fp8"}) for kind in (6, 17)),
+    ],
 )
 def test_texts_are_plain_where_requests_are_preempted_dropped_and_share_prefixes(
-    toy_model: Build, kind: int, steps_ahead: int, monkeypatch: pytest.MonkeyPatch
+    toy_model: Build, kind: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One batch that certainly contains every feature that the random examples may have."""
     model = toy_model(max_seq_len=32, **NETWORKS[kind]).double()
@@ -374,7 +389,7 @@ def test_texts_are_plain_where_requests_are_preempted_dropped_and_share_prefixes
         Asked([*range(10, 30)], long, 11, 0, dropped=0),
         Asked([*range(10, 22), 5, 6], long, 30),
     ]
-    engine = fewest_blocks(model, [as_request(0, asked, model) for asked in everything], steps_ahead)
+    engine = fewest_blocks(model, [as_request(0, asked, model) for asked in everything], **options)
     found: list[int] = []
     opened = engine.scheduler.manager.open
 
@@ -389,7 +404,7 @@ def test_texts_are_plain_where_requests_are_preempted_dropped_and_share_prefixes
     assert max(found) > 0
     assert [bool(request.candidates[0].token_ids) for request in requests] == [True] * 5 + [False, True]
     assert requests[3].candidates[0].finish_reason == requests[5].candidates[0].finish_reason == "abort"
-    assert_texts_are_plain(requests, everything, model)
+    assert_texts_are_plain(requests, everything, model, options.get("cache_dtype", "auto"))
     assert engine.scheduler.manager.num_free == engine.scheduler.manager.num_blocks
 
 

@@ -92,7 +92,7 @@ def test_a_token_takes_the_numbers_of_its_latent_and_the_shared_key(toy_model: C
     stored = sum(blocks.numbers[0].nbytes for blocks in (*cache.keys, *cache.values))
     assert stored == bytes_per_block(model, 16) == cache_bytes(model.config, 1, 16) == 16 * 2 * 40 * 4
     # In int8 a byte for each number, and a scale for the latent and for the key.
-    assert bytes_per_block(model, 16, in_int8=True) == 16 * 2 * (40 + 2 * 4)
+    assert bytes_per_block(model, 16, cache_dtype="int8") == 16 * 2 * (40 + 2 * 4)
 
 
 def test_a_text_that_shall_not_depend_on_the_others_is_refused(

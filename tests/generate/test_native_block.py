@@ -13,6 +13,7 @@ from sheepop.adapt.native_products import with_native_products
 from sheepop.adapt.quantization import quantize
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.generate.blocks import BlockManager, Chunk
+from sheepop.generate.config import CacheDtype
 from sheepop.generate.native_block import NativeBlock, with_native_blocks
 from sheepop.generate.paged_cache import PagedCache, reaches_of
 from sheepop.model import Transformer
@@ -34,13 +35,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "sinks, cap, scale": {"attention_sinks": True, "attention_soft_cap": 4.0, "attention_scale": 0.4},
     "wide values": {"value_head_dim": 12, "norm": "rmsnorm"},
 }
+CACHES: dict[CacheDtype, float] = {"auto": 2e-4, "int8": 2e-2, "fp8": 2e-2}
 TEXTS = [list(range(3, 21)), list(range(40, 49)), list(range(7, 20))]
 
 
-def read_apart(model: Transformer, *, in_int8: bool = False) -> list[Tensor]:
+def read_apart(model: Transformer, *, cache_dtype: CacheDtype = "auto") -> list[Tensor]:
     """The hidden states of all texts, read token by token, several of a text in the first passes."""
     reaches = reaches_of(model)
-    cache = PagedCache(model, [32] * len(reaches), 4, in_int8=in_int8, batch_invariant=True)
+    cache = PagedCache(model, [32] * len(reaches), 4, cache_dtype=cache_dtype, batch_invariant=True)
     manager = BlockManager([32] * len(reaches), reaches, 4)
     tables = [manager.open([]) for _ in TEXTS]
     found: list[list[Tensor]] = [[] for _ in TEXTS]
@@ -79,12 +81,12 @@ def test_a_block_in_one_call_is_the_block(
     native = with_native_blocks(with_native_products(model, always=True).eval())
     in_int8 = with_native_blocks(with_native_products(rounded, always=True).eval())
     plain = with_native_products(rounded, always=True).eval()
-    expected = read_apart(plain), read_apart(plain, in_int8=True)
+    expected = {kind: read_apart(plain, cache_dtype=kind) for kind in CACHES}
     monkeypatch.setattr(Block, "forward", None)  # no pass needs it
     assert all(type(block) is NativeBlock for block in (*native.layers, *in_int8.layers))
     assert_near(read_apart(native), exact, 2e-5)
-    assert_near(read_apart(in_int8), expected[0], 2e-4)
-    assert_near(read_apart(in_int8, in_int8=True), expected[1], 2e-2)
+    for kind, error in CACHES.items():
+        assert_near(read_apart(in_int8, cache_dtype=kind), expected[kind], error)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -119,11 +121,11 @@ def test_a_watched_block_shows_its_numbers(toy_model: Callable[..., Transformer]
 
 
 def test_a_number_that_is_not_finite_spoils_its_text_alone(toy_model: Callable[..., Transformer]) -> None:
-    for in_int8 in (False, True):
+    for kind in CACHES:
         model = toy_model()
         with torch.no_grad():
             model.embedding.weight[TEXTS[1][4]] = torch.nan
-        found = read_apart(with_native_blocks(with_native_products(model, always=True).eval()), in_int8=in_int8)
+        found = read_apart(with_native_blocks(with_native_products(model, always=True).eval()), cache_dtype=kind)
         assert found[0].isfinite().all() and found[2].isfinite().all()
         assert found[1][:4].isfinite().all() and found[1][4:].isnan().all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,12 @@ import torch
 
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.generate.blocks import BlockTable, Chunk
+from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import PagedCache, block_manager
-from sheepop.generate.paged_kernels import KVBlocks
+from sheepop.generate.paged_kernels import KVBlocks, storing_kernel
 from sheepop.model import Transformer
 
-from .conftest import SHARED
+from .conftest import SHARED, RoundedPass, rounded
 
 DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -55,28 +57,37 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
     },
 }
+FEW = ("grouped, rotary", "windows beside whole rows", "latent, queries too, sinks", "shared keys", "delta net")
 
 
-# The settings of a cache, and the tolerance of float32 against whole passes in float64; None also computes in float64.
-WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
-    "float64": ({}, None),
-    "float64, three taken back": ({"lookahead": 3}, None),
-    "kernels of our own": ({"lookahead": 3}, 2e-4),
-    "every token apart": ({"batch_invariant": True}, 2e-4),
-    "int8": ({"in_int8": True}, 0.15),
-    "int8, every token apart": ({"in_int8": True, "batch_invariant": True}, 0.15),
+# The settings of a cache, how whole passes in float64 round keys and values, and the tolerance of float32 against them,
+# or of float64.
+WAYS: dict[str, tuple[dict[str, Any], CacheDtype, torch.dtype, float]] = {
+    "float64": ({}, "auto", torch.float64, 1e-10),
+    "float64, three taken back": ({"lookahead": 3}, "auto", torch.float64, 1e-10),
+    "kernels of our own": ({"lookahead": 3}, "auto", torch.float32, 2e-4),
+    "every token apart": ({"batch_invariant": True}, "auto", torch.float32, 2e-4),
+    "int8": ({"cache_dtype": "int8"}, "auto", torch.float32, 0.15),
+    "int8, every token apart": ({"cache_dtype": "int8", "batch_invariant": True}, "auto", torch.float32, 0.15),
+    "int8, as rounded": ({"cache_dtype": "int8", "lookahead": 3}, "int8", torch.float64, 1e-5),
+    "int8, as rounded, apart": ({"cache_dtype": "int8", "batch_invariant": True}, "int8", torch.float32, 0.01),
+    "fp8": ({"cache_dtype": "fp8"}, "auto", torch.float32, 0.5),
+    "fp8, as rounded": ({"cache_dtype": "fp8", "lookahead": 3}, "fp8", torch.float64, 1e-5),
+    "fp8, as rounded, apart": ({"cache_dtype": "fp8", "batch_invariant": True}, "fp8", torch.float32, 0.01),
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [(way, name) for way in WAYS for name in (FEW if "fp8" in way or "as rounded" in way else NETWORKS)],
+)
 def test_chunks_of_many_sequences_equal_whole_passes(
     toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, name: str, way: str
 ) -> None:
-    (settings, error), exact = WAYS[way], toy_model(**NETWORKS[name]).double()
-    model = exact if error is None else toy_model(**NETWORKS[name])
+    (settings, rounding, dtype, error), exact = WAYS[way], toy_model(**NETWORKS[name]).double()
+    model = toy_model(**NETWORKS[name]).to(dtype)
     lookahead = settings.get("lookahead", 0)
-    if error is not None:
+    if dtype == torch.float32:
         if not has_kernels():
             pytest.skip("there is no C++ compiler for the kernels")
         monkeypatch.setenv("SHEEPOP_NATIVE", "1")
@@ -86,7 +97,8 @@ def test_chunks_of_many_sequences_equal_whole_passes(
     beginning = [draw.randrange(128) for _ in range(13)]
     texts = [[*beginning[: draw.randint(0, 13)], *(draw.randrange(128) for _ in range(30))] for _ in range(4)]
     with torch.inference_mode():
-        wanted = [exact.hidden_states(torch.tensor([text]))[0] for text in texts]
+        whole = None if rounding == "auto" else RoundedPass(rounding)
+        wanted = [exact.hidden_states(torch.tensor([text]), cache=whole)[0] for text in texts]
         tables: list[BlockTable | None] = [None] * 4
         for _ in range(60):
             chunks, of = [], []
@@ -110,20 +122,50 @@ def test_chunks_of_many_sequences_equal_whole_passes(
             cache.read(chunks)
             found = model.hidden_states(torch.tensor(read)[:, None], cache=cache)[:, 0]
             expected = torch.cat([wanted[n][chunk.start : chunk.end] for chunk, n in zip(chunks, of, strict=True)])
-            assert (found - expected).abs().max() <= (1e-10 if error is None else error) * expected.abs().max()
+            assert (found - expected).abs().max() <= error * expected.abs().max()
             for chunk, number in zip(chunks, of, strict=True):
                 kept = max(1, chunk.count - draw.randint(0, lookahead))
                 manager.advance(chunk.table, texts[number], chunk.start + kept)
 
 
-def test_rounded_blocks_hold_each_head_of_a_token_in_255_steps() -> None:
-    stored = KVBlocks((3, 2, 4, 8), torch.float32, torch.device("cpu"), in_int8=True)
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp8"])
+def test_rounded_blocks_hold_each_head_of_a_token_in_steps(cache_dtype: CacheDtype) -> None:
+    """Of e4m3 they are 1/16 of a number at most, or 2^-10 of the 448 that the largest number becomes."""
+    dtype = torch.int8 if cache_dtype == "int8" else torch.float8_e4m3fn
+    stored = KVBlocks((3, 2, 4, 8), torch.float32, torch.device("cpu"), dtype)
     x_NKC = torch.randn(2, 2, 8, generator=torch.Generator().manual_seed(0))
     x_NKC[0, 0] = 0.0
+    x_NKC[1, 1, :4] *= 1e-4
     read = stored.store((torch.tensor([2, 0]), torch.tensor([1, 3])), x_NKC)
-    steps = x_NKC.abs().amax(-1, keepdim=True) / 127
-    assert ((read - x_NKC).abs() <= steps * 0.5001).all()
+    top = x_NKC.abs().amax(-1, keepdim=True)
+    half_steps = top / 127 / 2 if cache_dtype == "int8" else (x_NKC.abs() / 16).maximum(top / 448 * 2**-10)
+    assert ((read - x_NKC).abs() <= half_steps * 1.0001).all()
+    assert torch.allclose(read.double(), rounded(x_NKC.double(), cache_dtype), rtol=1e-6, atol=0)
     found = stored.gather(torch.tensor([[2, 0]]), 8)
     assert torch.equal(found[0, :, 1], read[0])
     assert torch.equal(found[0, :, 7], read[1])
     assert not found[0, :, [0, 2, 3, 4, 5, 6]].any()
+
+
+@pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn])
+def test_native_code_stores_what_torch_does(stored: torch.dtype) -> None:
+    """Numbers of all sizes, those between two codes, and heads that are not finite, whose numbers may be any."""
+    blocks = [KVBlocks((1, 1, 80, 256), torch.float32, torch.device("cpu"), stored) for _ in range(2)]
+    x_NKC = torch.randn(80, 1, 256, generator=torch.Generator().manual_seed(1))
+    x_NKC *= torch.logspace(-6, 6, 256)
+    x_NKC[1], x_NKC[2], x_NKC[3, 0, 5], x_NKC[4, 0, 7] = 0.0, 1e-40, torch.nan, -torch.inf
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(448.0, 448.0)
+    x_NKC[5], x_NKC[6] = codes, codes.sort().values.unfold(0, 2, 1).mean(1)[torch.arange(256).clamp(max=254)]
+    read_NKC = blocks[0].store((torch.zeros(80, dtype=torch.long), torch.arange(80)), x_NKC)
+    write = storing_kernel(stored)
+    for entry, x_C in enumerate(x_NKC[:, 0]):
+        scales = blocks[1].scales
+        addresses = blocks[1].numbers.data_ptr(), None if scales is None else scales.data_ptr()
+        write(*map(ctypes.c_void_p, addresses), entry, ctypes.c_void_p(x_C.data_ptr()), 256)
+    expected, found = (each.gather(torch.tensor([[0]]), 80)[0, 0] for each in blocks)
+    whole = [row for row in range(80) if row not in (3, 4)]
+    assert torch.equal(found[whole], expected[whole])
+    assert torch.equal(read_NKC[whole, 0], expected[whole])
+    if blocks[0].scales is not None:
+        assert not found[3:5].isfinite().any()

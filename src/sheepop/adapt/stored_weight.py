@@ -256,7 +256,7 @@ class StoredWeight(Tensor):
         """Whether a Triton kernel for the stored format runs on this GPU."""
         if self.group != (GROUP if self.stored == "int4" else None):
             return False
-        known = self.stored != "fp8" or torch.cuda.get_device_capability(self.device) >= _FP8_CAPABILITY
+        known = self.stored != "fp8" or has_fp8(self.device)
         return self.has_scales and known and fuses(self.device.type)
 
     @property
@@ -379,6 +379,11 @@ def _run() -> Any:
     found = native_library(_SOURCE).run_linear  # type: ignore[union-attr]
     found.argtypes, found.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2, None
     return found
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether this NVIDIA GPU computes in 8-bit floats."""
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def has_kernels() -> bool:

@@ -52,6 +52,7 @@ def chat(
     temperature: option.Temperature = None,
     top_p: option.TopP = None,
     seed: option.Seed = None,
+    cache_dtype: option.CacheDtype = None,
     chat_template: Annotated[
         str | None,
         typer.Option(help="Name of the chat template, if the model has several.", show_default="default"),
@@ -79,7 +80,9 @@ def chat(
     """
     from sheepop.generate.config import requested
 
-    config = requested(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    config = requested(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, cache_dtype=cache_dtype
+    )
     console, variables = make_console(quiet=False), template_variables(chat_template_kwargs)
     speaker = _speaker(
         model,
@@ -89,6 +92,7 @@ def chat(
         adapters=adapter or [],
         device=device,
         dtype=dtype,
+        cache_dtype=cache_dtype,
         chat_template=chat_template,
         variables=variables,
     )
@@ -124,6 +128,7 @@ def _speaker(
     adapters: list[Path],
     device: str | None,
     dtype: str | None,
+    cache_dtype: str | None,
     chat_template: str | None,
     variables: dict[str, Any] | None,
 ) -> Speaker:
@@ -131,8 +136,8 @@ def _speaker(
     from sheepop.checkpoint.model_source import resolve_model_directory
 
     if model.startswith(("http://", "https://")):
-        if device is not None or dtype is not None:
-            raise UsageError("A server has its own --device and --dtype. Leave them out.")
+        if (device, dtype, cache_dtype) != (None, None, None):
+            raise UsageError("A server has its own --device, --dtype and --cache-dtype. Leave them out.")
         if adapters:
             raise UsageError("A server has its own adapters; choose one with --model NAME. Leave out --adapter.")
         if chat_template is not None:

@@ -131,8 +131,8 @@ DraftModel = Annotated[
 ]
 NoCache = Annotated[bool, _speed("--no-cache", help="Recompute keys and values for each token.")]
 CacheDtype = Annotated[
-    Literal["auto", "int8"] | None,
-    _speed(help="int8 caches keys and values in 8 bits.", show_default="generation.cache_dtype"),
+    Literal["auto", "int8", "fp8"] | None,
+    _speed(help="int8 and fp8 cache keys and values in 8 bits.", show_default="generation.cache_dtype"),
 ]
 BatchInvariant = Annotated[bool, _speed("--batch-invariant", help="Each text is bit for bit the same in any batch.")]
 Apart = Annotated[bool, _speed("--apart", help="Run the prompts one by one, not as a batch.")]

@@ -47,6 +47,10 @@ def serve(
         float | None,
         typer.Option(metavar="GIB", help="Memory for all models together.", show_default="server.memory_budget"),
     ] = None,
+    cache_dtype: Annotated[
+        Literal["auto", "int8", "fp8"] | None,
+        typer.Option(help="int8 and fp8 cache keys and values in 8 bits.", show_default="server.cache_dtype"),
+    ] = None,
     keep_alive: Annotated[
         str | None,
         typer.Option(
@@ -126,6 +130,7 @@ def serve(
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "api_key": api_key, "engine": engine,
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
         "chat_template": chat_template and str(chat_template), "memory_budget": memory_budget,
+        "cache_dtype": cache_dtype,
         "keep_alive": keep_alive, "adapter_directory": adapter_directory and str(adapter_directory),
         "aliases": _aliased(alias) if alias else None,
         "chat_template_kwargs": template_variables(chat_template_kwargs),

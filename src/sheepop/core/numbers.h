@@ -1,6 +1,8 @@
-// Numbers of 16 and 8 bits, which are exact in float32. Floats are written rounded to the nearest, ties to even.
+// Numbers of 16 and 8 bits, which are exact in float32. They are written rounded to the nearest, ties to even.
 
 #pragma once
+
+#include <cmath>
 
 #include "native.h"
 
@@ -12,6 +14,11 @@ struct BFloat16 {
 // IEEE 754 binary16: 5 bits of exponent and 10 of fraction.
 struct Float16 {
   uint16_t bits;
+};
+
+// Finite e4m3: 4 bits of exponent and 3 of fraction, up to 448.
+struct Float8 {
+  uint8_t bits;
 };
 
 template <class To, class From>
@@ -54,11 +61,18 @@ inline Floats read(const int8_t* from) {
 #endif
 }
 
+// The bits are those of a float32 whose exponent is 120 too small, which a product corrects, also that of subnormals.
+inline Floats read(const Float8* from) {
+  const FloatBits bits = __builtin_convertvector(load<FewBytes>(from), FloatBits) << 20;
+  return reinterpret_cast<Floats>(bits & static_cast<int32_t>(0x87ffffff)) * 0x1p120f;
+}
+
 inline float widened(float x) { return x; }
 inline float widened(int8_t x) { return x; }
 inline float widened(BFloat16 x) { return single(x.bits); }
-inline float widened(Float16 x) {
-  Float16 numbers[kLanes] = {x};
+template <class T>
+inline float widened(T x) {
+  T numbers[kLanes] = {x};
   return read(numbers)[0];
 }
 
@@ -80,4 +94,15 @@ inline void narrow(float x, Float16* to) {
     found = (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
   }
   to->bits = static_cast<uint16_t>(found | (all >> 16 & 0x8000));
+}
+
+inline void narrow(float x, int8_t* to) { *to = static_cast<int8_t>(std::nearbyint(x)); }
+
+// A finite x, of at most 448.
+inline void narrow(float x, Float8* to) {
+  const auto all = same_bits<uint32_t>(x), bits = all & 0x7fffffff;
+  const uint32_t found = bits < 0x3c800000  // 2^-6; smaller ones are subnormal: a sum with 2^14 has their bits at the end
+                             ? same_bits<uint32_t>(same_bits<float>(bits) + 0x1p14f) - 0x46800000
+                             : (bits - 0x3c000000 + 0x7ffff + (bits >> 20 & 1)) >> 20;
+  to->bits = static_cast<uint8_t>(found | (all >> 24 & 0x80));
 }

@@ -11,6 +11,8 @@ from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.config import Config, validate
 from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 
+CacheDtype = Literal["auto", "int8", "fp8"]
+"""How keys and values are cached."""
 # The settings that constrain the text.
 GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # The settings that beam search uses.
@@ -54,7 +56,7 @@ class Settings(TypedDict, total=False):
     guesses: int | None
     window: bool
     cache: bool
-    cache_dtype: Literal["auto", "int8"] | None
+    cache_dtype: CacheDtype | None
     batch_invariant: bool
 
 
@@ -201,8 +203,9 @@ class GenerationConfig(Config):
     text."""
     use_cache: bool = True
     """Cache keys and values; `false` runs the network on the whole text for every token."""
-    cache_dtype: Literal["auto", "int8"] = "auto"
-    """The data type of cached keys and values: `auto` is that of the network, `int8` takes less memory."""
+    cache_dtype: CacheDtype = "auto"
+    """The data type of cached keys and values: `auto` is that of the network; `int8` and `fp8` (e4m3) have 8 bits, with
+    a scale for each head of a token."""
     batch_invariant: bool = False
     """Compute each text independently of other requests, so that batching never changes it. This is slower for prompts,
     and only for decoders on a CPU."""
@@ -266,6 +269,8 @@ class GenerationConfig(Config):
             raise ValueError(
                 f"min_new_tokens = {self.min_new_tokens} is more than max_new_tokens = {self.max_new_tokens}"
             )
+        if self.cache_dtype != "auto" and not self.use_cache:
+            raise ValueError(f"use_cache = False stores nothing in cache_dtype = {self.cache_dtype}; leave one out")
         names = [name for name in GRAMMARS if getattr(self, name) not in (None, ())]
         if len(names) > 1:
             raise ValueError(f"a text can follow only one of {' and '.join(names)}")

@@ -14,6 +14,7 @@ from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
+from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
 from sheepop.generate.request import Candidate, Completion, FinishReason, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
@@ -102,7 +103,7 @@ class Engine:
         max_tokens: int | None = None,
         block_size: int = BLOCK_SIZE,
         use_cache: bool = True,
-        cache_in_int8: bool = False,
+        cache_dtype: CacheDtype = "auto",
         batch_invariant: bool = False,
         guesses: int = 0,
         draft: tuple[Transformer, Sampler] | None = None,
@@ -122,7 +123,7 @@ class Engine:
                 "num_blocks": list(manager.num_blocks),
                 "block_size": block_size,
                 "lookahead": guesses,
-                "in_int8": cache_in_int8,
+                "cache_dtype": cache_dtype,
                 "batch_invariant": batch_invariant,
             }
             return manager, paged_runner(network, **settings)

@@ -16,7 +16,7 @@ from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
-from sheepop.generate.config import GenerationConfig
+from sheepop.generate.config import CacheDtype, GenerationConfig
 from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, Engine, TextStream, Update
 from sheepop.generate.native_block import prepared, with_native_blocks
@@ -217,8 +217,7 @@ class Generator:
         guesses = max(request.config.guesses for request in requests)
         needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
         together = sum(needed[:max_sequences])
-        in_int8 = config.cache_dtype == "int8"
-        kind = (max_sequences, guesses, in_int8, config.use_cache, config.batch_invariant)
+        kind = (max_sequences, guesses, config.cache_dtype, config.use_cache, config.batch_invariant)
         versions, kept = self._versions(), self._kept
         if (
             kept is not None
@@ -231,7 +230,7 @@ class Generator:
         self._kept = kept = None  # its memory is free for the next
         wanted = max(together, -(-self.max_seq_len // BLOCK_SIZE))
         free = free_memory(self.model.device) // 2 - self._state_bytes(guesses, max_sequences)
-        affordable = max(0, free) // self._bytes_per_block(guesses, in_int8=in_int8)
+        affordable = max(0, free) // self._bytes_per_block(guesses, config.cache_dtype)
         engine = Engine.build(
             self._invariant_model if config.batch_invariant else self.model,
             self._sampler,
@@ -239,7 +238,7 @@ class Generator:
             max_sequences=max_sequences,
             max_waiting=len(requests),
             use_cache=config.use_cache,
-            cache_in_int8=in_int8,
+            cache_dtype=config.cache_dtype,
             batch_invariant=config.batch_invariant,
             guesses=guesses,
             draft=self._draft,
@@ -328,7 +327,7 @@ class Generator:
         max_waiting: int,
         max_tokens: int | None = None,
         cache_bytes: int | None = None,
-        cache_in_int8: bool = False,
+        cache_dtype: CacheDtype = "auto",
         batch_invariant: bool = False,
         guesses: int = 0,
     ) -> Engine:
@@ -344,11 +343,11 @@ class Generator:
         return Engine.build(
             self._invariant_model if batch_invariant else self.model,
             self._sampler,
-            num_blocks=min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, in_int8=cache_in_int8)),
+            num_blocks=min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, cache_dtype)),
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             max_tokens=max_tokens,
-            cache_in_int8=cache_in_int8,
+            cache_dtype=cache_dtype,
             batch_invariant=batch_invariant,
             guesses=guesses,
             draft=self._draft,
@@ -379,9 +378,9 @@ class Generator:
             )
         return with_native_blocks(with_native_products(self.model, always=True).eval())
 
-    def _bytes_per_block(self, guesses: int, *, in_int8: bool) -> int:
+    def _bytes_per_block(self, guesses: int, cache_dtype: CacheDtype) -> int:
         models = self._models(guesses)
-        return sum(bytes_per_block(model, BLOCK_SIZE, guesses, in_int8=in_int8) for model in models)
+        return sum(bytes_per_block(model, BLOCK_SIZE, guesses, cache_dtype=cache_dtype) for model in models)
 
     def _state_bytes(self, guesses: int, max_sequences: int) -> int:
         return sum(state_bytes(model, max_sequences, BLOCK_SIZE, guesses) for model in self._models(guesses))

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.native_products import wants_native_kernels
+from sheepop.adapt.stored_weight import has_fp8
+from sheepop.core.errors import DeviceError
 from sheepop.generate.blocks import BlockManager, Chunk, Copy, blocks_held
+from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
-from sheepop.generate.paged_kernels import AttentionMetadata, KVBlocks
+from sheepop.generate.paged_kernels import LARGEST, AttentionMetadata, KVBlocks
 from sheepop.generate.transfers import upload
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
@@ -66,14 +69,27 @@ def _reach_of_states(model: Transformer) -> int:
     return num_preceding(model) + 2
 
 
-def bytes_per_block(model: Transformer, block_size: int, lookahead: int = 0, *, in_int8: bool = False) -> int:
+def stored_dtype(model: Transformer, cache_dtype: CacheDtype) -> torch.dtype:
+    """The data type in which the model's keys and values are cached; raises `DeviceError` if its device has none."""
+    device = model.device.type
+    if cache_dtype == "fp8" and (device == "mps" or (device == "cuda" and not has_fp8(model.device))):
+        raise DeviceError(
+            f"cache_dtype = fp8 needs a CPU, or a GPU that computes in 8-bit floats (Ada, Hopper or newer), which the "
+            f"device {model.device} is not. Take int8, which is as small."
+        )
+    chosen = {"auto": model.cache_dtype or model.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+    return chosen[cache_dtype]
+
+
+def bytes_per_block(
+    model: Transformer, block_size: int, lookahead: int = 0, *, cache_dtype: CacheDtype = "auto"
+) -> int:
     """The bytes of one block in all layers together, without recurrent states."""
     attending = (layer for layer, kind in enumerate(model.kinds) if kind is not None)
-    stored = model.cache_dtype or model.dtype
-    per_token = 0
+    stored, per_token = stored_dtype(model, cache_dtype), 0
+    scales = 2 * torch.float32.itemsize if stored in LARGEST else 0
     for heads, *widths in map(model.config.cached_heads, attending):
-        in_bytes = sum(widths) + 2 * torch.float32.itemsize if in_int8 else sum(widths) * stored.itemsize
-        per_token += heads * in_bytes
+        per_token += heads * (sum(widths) * stored.itemsize + scales)
     return block_size * per_token + _bytes_of_tails(model, block_size, lookahead)
 
 
@@ -103,9 +119,8 @@ class PagedCache(LatentCache):
     """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
-    `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. Keys and
-    values are stored in int8 if `in_int8`, else in the model's `cache_dtype`. If `batch_invariant`, each token attends
-    alone.
+    `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. If
+    `batch_invariant`, each token attends alone.
     """
 
     def __init__(
@@ -115,7 +130,7 @@ class PagedCache(LatentCache):
         block_size: int,
         *,
         lookahead: int = 0,
-        in_int8: bool = False,
+        cache_dtype: CacheDtype = "auto",
         batch_invariant: bool = False,
     ) -> None:
         self.device = model.device
@@ -133,12 +148,12 @@ class PagedCache(LatentCache):
 
         def allocated(of_values: bool) -> list[KVBlocks]:
             counts = [0 if kind is None else num_blocks[kind] + 1 for kind in self._kind_of_layer]
-            cached, stored = map(model.config.cached_heads, range(len(counts))), model.cache_dtype
+            cached, stored = map(model.config.cached_heads, range(len(counts))), stored_dtype(model, cache_dtype)
             shapes = [
                 (count, heads.kv_heads, block_size, heads.value_width if of_values else heads.key_width)
                 for count, heads in zip(counts, cached, strict=True)
             ]
-            return [KVBlocks(shape, model.dtype, model.device, in_int8=in_int8, stored=stored) for shape in shapes]
+            return [KVBlocks(shape, model.dtype, model.device, stored) for shape in shapes]
 
         self.keys, self.values = allocated(False), allocated(True)
         # The last inputs of each block, for each n-gram or convolution, and the last states; those of the token at

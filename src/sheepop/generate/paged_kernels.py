@@ -23,6 +23,9 @@ from sheepop.core.native import address, native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
 
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""The data types of 8 bits that a cache may have, with their largest numbers."""
+
 _SOURCE = Path(__file__).parent / "native" / "attention.cpp"
 _TILE = 64  # positions that a Triton program reads at a time
 _PROGRAMS = 512  # enough for any GPU
@@ -30,23 +33,17 @@ _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
 
 
 class KVBlocks:
-    """Keys or values of a layer in blocks (blocks, K, S, C): floats, or int8 with a scale for each head of a token.
+    """Keys or values of a layer in blocks (blocks, K, S, C), which are stored in `stored` and read in `dtype`.
 
-    They are read in `dtype`; floats are stored in the data type `stored`, by default the same.
+    In 8 bits each head of a token has a scale, with which its largest number becomes the largest of `stored`.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int, int],
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        in_int8: bool,
-        stored: torch.dtype | None = None,
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, stored: torch.dtype
     ) -> None:
         self.dtype = dtype
-        self.numbers = _zeros(shape, torch.int8 if in_int8 else stored or dtype, device)
-        self.scales = _zeros(shape[:3], torch.float32, device) if in_int8 else None
+        self.numbers = _zeros(shape, stored, device)
+        self.scales = _zeros(shape[:3], torch.float32, device) if stored in LARGEST else None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -60,33 +57,41 @@ class KVBlocks:
 
     def store(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> Tensor:
         """Stores the keys or values of N tokens in their slots; returns them as they will be read, after rounding."""
-        blocks, offsets = slot_mapping
-        if self.scales is None:
-            if fuses(x_NKC.device.type):
-                self.store_by_triton(slot_mapping, x_NKC)
-                return x_NKC
-            rounded_NKC = x_NKC.to(self.numbers.dtype)
-            self.numbers[blocks, :, offsets] = rounded_NKC
-            return rounded_NKC.to(x_NKC.dtype)
-        scales_NK = x_NKC.abs().amax(-1).float().clamp(min=torch.finfo(torch.float32).tiny) / 127
-        rounded_NKC = (x_NKC / scales_NK[..., None]).round().to(torch.int8)
-        self.numbers[blocks, :, offsets], self.scales[blocks, :, offsets] = rounded_NKC, scales_NK
-        return (rounded_NKC * scales_NK[..., None]).to(self.dtype)
+        if fuses(x_NKC.device.type):
+            return self.store_by_triton(slot_mapping, x_NKC)
+        (blocks, offsets), stored = slot_mapping, self.numbers.dtype
+        scales_NK = None
+        if self.scales is not None:
+            top_NK = x_NKC.abs().amax(-1).float().clamp(min=torch.finfo(torch.float32).tiny)
+            self.scales[blocks, :, offsets] = scales_NK = top_NK / LARGEST[stored]
+            x_NKC = x_NKC / scales_NK[..., None]
+        rounded_NKC = (x_NKC if stored.is_floating_point else x_NKC.round()).to(stored)
+        self.numbers[blocks, :, offsets] = rounded_NKC
+        return self._read(rounded_NKC, scales_NK)
 
-    def store_by_triton(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> None:
-        """Stores floats as `store` does, in one kernel."""
+    def _read(self, numbers: Tensor, scales: Tensor | None) -> Tensor:
+        """What stored numbers (..., C) stand for."""
+        return numbers.to(self.dtype) if scales is None else (numbers.float() * scales[..., None]).to(self.dtype)
+
+    def store_by_triton(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> Tensor:
+        """Does the same as `store` in one kernel."""
         # Triton takes a second to load, and not every machine has it.
         from sheepop.generate.triton_attention import store
 
         _, heads, size, width = self.numbers.shape
         x_NKC = x_NKC if x_NKC.stride(-1) == 1 else x_NKC.contiguous()
+        read_NKC = x_NKC if self.scales is None else torch.empty_like(x_NKC, memory_format=torch.contiguous_format)
+        scales = self.numbers if self.scales is None else self.scales
         store[(len(x_NKC),)](
-            *(x_NKC, *slot_mapping, self.numbers, x_NKC.stride(0), x_NKC.stride(1), heads),
+            *(x_NKC, *slot_mapping, self.numbers, scales, read_NKC, x_NKC.stride(0), x_NKC.stride(1), heads),
+            SCALED=self.scales is not None,
+            LARGEST=LARGEST.get(self.numbers.dtype, 0.0),
             SIZE=size,
             WIDTH=width,
             HEADS=power_of_two(heads),
             COLUMNS=power_of_two(width),
         )
+        return read_NKC
 
     def gather(self, block_table: Tensor, num_keys: int, beyond: Tensor | None = None) -> Tensor:
         """The first `num_keys` entries of the blocks of each row of `block_table` (B, M), as (B, K, num_keys, C).
@@ -97,7 +102,7 @@ class KVBlocks:
         found, *scales = (
             stored[block_table[:, None, :], heads].flatten(2, 3)[:, :, :num_keys] for stored in self.tensors
         )
-        found = (found * scales[0][..., None] if scales else found).to(self.dtype)
+        found = self._read(found, *(scales or [None]))
         return found if beyond is None else found.masked_fill_(beyond[:, None, :, None], 0)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -249,7 +254,7 @@ def attend_by_triton(
         TILED=tiles is not None,
         SPLIT=parts > 1,
         WINDOWED=metadata.window is not None,
-        IN_INT8=keys.scales is not None,
+        SCALED=keys.scales is not None,
         CAPPED=score.soft_cap is not None,
         SLOPED=slopes is not None,
         SUNK=score.sinks is not None,

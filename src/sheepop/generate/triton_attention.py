@@ -13,7 +13,7 @@ def attend(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr, TILED: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr,
-    IN_INT8: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SUNK: tl.constexpr,
+    SCALED: tl.constexpr, CAPPED: tl.constexpr, SLOPED: tl.constexpr, SUNK: tl.constexpr,
 ):  # fmt: skip
     """Attends from up to TOKENS consecutive tokens of a sequence to what they see, in HEADS heads with the same keys.
 
@@ -68,7 +68,7 @@ def attend(
             other=0.0,
         )
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
-        if IN_INT8:
+        if SCALED:
             scores *= tl.load(key_scales + entry, mask=inside, other=0.0)[None, :]
         if CAPPED:
             scores = cap * (2 * tl.sigmoid(2 * scores / cap) - 1)
@@ -82,7 +82,7 @@ def attend(
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of a token that has seen nothing yet
         weights, fading = tl.exp(scores - base[:, None]), tl.exp(top - base)
         top, total = higher, total * fading + tl.sum(weights, axis=1)
-        if IN_INT8:
+        if SCALED:
             weights *= tl.load(value_scales + entry, mask=inside, other=0.0)[None, :]
         weighted = tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
         found = found * fading[:, None] + weighted
@@ -128,15 +128,31 @@ def combine(
 
 @triton.jit
 def store(
-    new, blocks, offsets, stored, of_token, of_head, heads,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+    new, blocks, offsets, stored, scales, read, of_token, of_head, heads,
+    SCALED: tl.constexpr, LARGEST: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Stores the keys or values of one token, whose strides are in elements, in its slot.
 
-    HEADS and COLUMNS are `heads` and WIDTH, rounded up to powers of two.
+    HEADS and COLUMNS are `heads` and WIDTH, rounded up to powers of two. If SCALED, the largest number of a head is
+    stored as LARGEST, beside a scale; `read` gets the numbers as they will be read.
     """
     token, head, column = tl.program_id(0), tl.arange(0, HEADS)[:, None], tl.arange(0, COLUMNS)[None, :]
     whole = (head < heads) & (column < WIDTH)
     x = tl.load(new + token.to(tl.int64) * of_token + head * of_head + column, mask=whole, other=0.0)
     entry = (tl.load(blocks + token) * heads + head) * SIZE + tl.load(offsets + token)
-    tl.store(stored + entry * WIDTH + column, x.to(stored.dtype.element_ty), mask=whole)
+    if SCALED:
+        x = x.to(tl.float32)
+        # A maximum ignores NaN, a sum does not.
+        top = tl.max(tl.abs(x), axis=1)[:, None] + tl.sum(x * 0, axis=1)[:, None]
+        scale = tl.div_rn(tl.where(top < 1.1754943508222875e-38, 1.1754943508222875e-38, top), LARGEST)
+        x = tl.div_rn(x, scale)
+        if stored.dtype.element_ty == tl.int8:
+            x = (x + 12582912.0) - 12582912.0  # 1.5 * 2^23: the sum has no bits left for fractions
+        rounded = x.to(stored.dtype.element_ty)
+        tl.store(scales + entry, scale, mask=head < heads)
+        back = read + (token.to(tl.int64) * heads + head) * WIDTH + column
+        tl.store(back, (rounded.to(tl.float32) * scale).to(read.dtype.element_ty), mask=whole)
+        tl.store(stored + entry * WIDTH + column, rounded, mask=whole)
+    else:
+        tl.store(stored + entry * WIDTH + column, x.to(stored.dtype.element_ty), mask=whole)

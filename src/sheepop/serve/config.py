@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config, PathText
+from sheepop.generate.config import CacheDtype
 
 _LONGEST = 64  # characters of a duration
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -92,7 +93,7 @@ class ServerConfig(Config):
     cache_memory: float | None = Field(default=None, gt=0)
     """GiB for the cached keys and values of each model; `null` is what `max_running` texts need, at most an even share
     of what the weights leave of `memory_budget`."""
-    cache_dtype: Literal["auto", "int8"] = "auto"
+    cache_dtype: CacheDtype = "auto"
     """The data type of cached keys and values; see `generation.cache_dtype`."""
     batch_invariant: bool = False
     """Compute each text independently of other requests; see `generation.batch_invariant`."""

@@ -71,7 +71,7 @@ class ServedModel:
                 max_waiting=config.max_waiting,
                 max_tokens=config.tokens_per_step,
                 cache_bytes=cache_bytes,
-                cache_in_int8=config.cache_dtype == "int8",
+                cache_dtype=config.cache_dtype,
                 batch_invariant=config.batch_invariant,
                 guesses=config.guesses,
             )

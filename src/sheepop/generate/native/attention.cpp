@@ -1,7 +1,7 @@
 // Paged attention of single tokens, on a CPU in float32.
 //
 // Token r attends to positions `first[r]` to `last[r]`; position p of its sequence is entry p % S of block
-// table[r][p / S]. Keys and values are float32, bfloat16 or float16, or int8 with a scale for each head of a token.
+// table[r][p / S]. Keys and values are float32, bfloat16 or float16, or of 8 bits with a scale for each head of a token.
 
 #include <algorithm>
 #include <cmath>
@@ -148,22 +148,20 @@ void run(const Attention<T>& attention, int64_t begin, int64_t end, int64_t thre
 }
 
 // Stores the key or value of a head of a token as entry `entry`.
+// If numbers of 8 bits have `largest`, a head whose numbers are not all finite gets a scale that is not.
 template <class T>
-void write(T* numbers, float*, int64_t entry, const float* x, int64_t width) {
-  for (int64_t i = 0; i < width; i++) narrow(x[i], numbers + entry * width + i);
-}
-
-void write(int8_t* numbers, float* scales, int64_t entry, const float* x, int64_t width) {
-  float top = std::numeric_limits<float>::min();
-  for (int64_t i = 0; i < width; i++) top = x[i] == x[i] ? std::max(top, std::abs(x[i])) : x[i];
-  const float scale = scales[entry] = top / 127;
-  for (int64_t i = 0; i < width; i++)
-    numbers[entry * width + i] = std::isfinite(top) ? static_cast<int8_t>(std::nearbyint(x[i] / scale)) : 1;
+void write(T* numbers, float* scales, int64_t entry, const float* x, int64_t width, float largest) {
+  float top = std::numeric_limits<float>::min(), scale = 1.f;
+  if (largest > 0) {
+    for (int64_t i = 0; i < width; i++) top = x[i] == x[i] ? std::max(top, std::abs(x[i])) : x[i];
+    scale = scales[entry] = top / largest;
+  }
+  for (int64_t i = 0; i < width; i++) narrow(std::isfinite(top) ? x[i] / scale : 1.f, numbers + entry * width + i);
 }
 
 }  // namespace
 
-#define FORMAT(name, T)                                                                                             \
+#define FORMAT(name, T, largest)                                                                                     \
   void attend_##name(const float* queries, const T* keys, const T* values, const float* key_scales,                 \
                      const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,    \
                      float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,       \
@@ -174,13 +172,14 @@ void write(int8_t* numbers, float* scales, int64_t entry, const float* x, int64_
            begin, end, threads);                                                                                    \
   }                                                                                                                 \
   void write_##name(T* numbers, float* scales, int64_t entry, const float* x, int64_t width) {                      \
-    write(numbers, scales, entry, x, width);                                                                        \
+    write(numbers, scales, entry, x, width, largest);                                                               \
   }
 
 extern "C" {
 
-FORMAT(float32, float)
-FORMAT(bfloat16, BFloat16)
-FORMAT(float16, Float16)
-FORMAT(int8, int8_t)
+FORMAT(float32, float, 0)
+FORMAT(bfloat16, BFloat16, 0)
+FORMAT(float16, Float16, 0)
+FORMAT(int8, int8_t, 127)
+FORMAT(float8_e4m3fn, Float8, 448)
 }

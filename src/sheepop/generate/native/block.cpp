@@ -44,7 +44,7 @@ struct Layer {
   const float *slopes, *sinks;
 };
 
-// Keys or values of a layer: (blocks, K, S, C), and for int8 a scale for each head of a token.
+// Keys or values of a layer: (blocks, K, S, C), and in 8 bits a scale for each head of a token.
 struct Stored {
   void* numbers;
   float* scales;
