@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sheepop.data.clean.assigned_secrets import DUMMY_PASSWORD, assigned_secrets
 from sheepop.data.clean.config import SecretsConfig
 from sheepop.data.clean.stage import Finding, Replacement
 from sheepop.data.documents import Draft
@@ -105,14 +106,6 @@ PUTTY_KEY = re.compile(
     r"PuTTY-User-Key-File-[23]: [^\n]{1,100}\n(?:[^\n]{0,200}\n){1,200}?Private-MAC: ?[0-9a-f]{16,128}"
 )
 
-# Dummy passwords in examples, and variables to be filled in.
-DUMMY_PASSWORD = re.compile(
-    r".?|pass(?:wor[dt]|wd|phrase|w0rd)?[0-9]{0,3}|pwd?|pswd|my_?password|your_?password|secret|s3cr3t|token|key|api_?key|"
-    r"foo|bar|baz|qux|test(?:ing|pass|password)?|changeme|hunter2|admin|root|guest|user(?:name)?|anonymous|postgres|"
-    r"mysql|redis|rabbitmq|scott|tiger|[a-z_-]*(?:secret|passw(?:or)?d|token|key)[a-z_-]*|example|dummy|fake|none|null|[x*.\-_]+|\{.*\}|<.*>|%.*%?|.*\{[a-z_.]*\}.*|[a-z]{2,4}",
-    re.IGNORECASE,
-)
-
 _BEFORE, _AFTER = 64, 2
 _LONGEST_LINE = 2000
 _TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
@@ -149,6 +142,7 @@ def find_secrets(text: str) -> list[Finding]:
         if shape.hints[0] in lower:
             for match in shape.segment.finditer(text):
                 found += _confirmed(text, match, shape)
+    found += [_secret(text, *assigned) for assigned in assigned_secrets(text, lower)]
     return _without_overlaps([*found, *_by_run(text)])
 
 
