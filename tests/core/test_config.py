@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,6 +206,11 @@ def test_the_value_of_an_override_is_yaml_or_else_text(override: str, value: Any
 def test_an_override_without_key_and_value_is_refused(override: str):
     with pytest.raises(ConfigError, match="not of the form key=value"):
         apply_overrides({}, [override])
+
+
+def test_a_path_in_the_place_of_an_override_is_told_its_option(tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"Did you mean --data {re.escape(str(tmp_path))}"):
+        apply_overrides({}, [str(tmp_path)])
 
 
 def test_an_override_below_a_plain_value_is_refused():

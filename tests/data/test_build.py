@@ -69,7 +69,9 @@ def test_the_split_is_recorded_and_known_by_content(tree: Tree, build: Build) ->
     )
     assert {d.text for d in corpus.documents("validation")} == {d.text for d in renamed.documents("validation")}
     assert corpus.manifest["split"]["method"] == "document"
-    assert "keyed by the seed 9, is below 0.2" in corpus.manifest["split"]["words"]
+    assert (
+        "20% of the documents are held out, chosen by their content and the seed 9" in corpus.manifest["split"]["words"]
+    )
 
 
 def test_counts_reconcile_and_every_skip_is_listed(tree: Tree, build: Build) -> None:

@@ -358,7 +358,7 @@ def test_every_view_shows_the_numbers_of_the_trace(inside: Live, trace: Trace) -
         top = short.predictions[-1].top[0][1]
         assert shown("#view .bars > span")[0].startswith(f"{100 * top:.1f} %")
         others = {"Feed-forward": "Feed-forward network", "Residual": "The residual stream", "Map": "The space"}
-        for name, heading in {**others, "Checks": "What must hold"}.items():
+        for name, heading in {**others, "Checks": "Self-checks"}.items():
             view(name, heading)
         assert page.locator("#view .bad").count() == 0
         page.fill("#prompt", PROMPT)
@@ -417,7 +417,7 @@ def test_sources_and_experts_are_shown_too(others: Live) -> None:
         page.get_by_role("button", name="Write the likeliest").click()
         page.wait_for_selector(".token:not(.source) >> nth=4")
         assert page.input_value("#target") == "ram" + pairs.text_of(pairs.predictions[-1].top[0][0])
-        view("Checks", "What must hold")
+        view("Checks", "Self-checks")
         page.locator("#view .good").nth(7).wait_for()
 
         page.select_option("#model", "experts")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -123,9 +124,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         key, separator, text = override.partition("=")
         key = key.strip()
         if not separator or not key or any(not part for part in key.split(".")):
-            raise ConfigError(
-                f"Override {override!r} is not of the form key=value. Example: training.learning_rate=0.001"
-            )
+            hint = "Example: training.learning_rate=0.001"
+            if os.path.exists(override):  # noqa: PTH110 - Path.exists raises an error for long names
+                hint = f"There is a file or folder of this name. Did you mean --data {override}?"
+            raise ConfigError(f"Override {override!r} is not of the form key=value. {hint}")
         try:
             value = yaml.load(text, _UniqueKeyLoader) if text.strip() else ""
         except yaml.constructor.ConstructorError as error:

@@ -58,12 +58,13 @@ class Splitter:
             few = f"there are fewer than {FEWEST_FOR_DOCUMENT_SPLIT} documents ({self.documents}) to choose from"
             why = "data.split is tail" if self.mode == "tail" else few
             return f"The last {self.fraction:.2%} of the text, cut at a line end, is held out, because {why}."
-        rule = f"its content hash, keyed by the seed {self.seed}, is below {self.fraction:g}"
-        words = f"A document is held out when {rule}"
+        words = (
+            f"{self.fraction * 100:g}% of the documents are held out, chosen by their content and the seed {self.seed}"
+        )
         if self._lowest[0] >= self.fraction:
-            return f"{words}; none was, so the lowest one is held out."
+            return f"{words}; that chose none, so one is held out."
         if self._highest[0] < self.fraction:
-            return f"{words}; all were, so the highest one is not."
+            return f"{words}; that chose all, so one is kept."
         return f"{words}."
 
     def side(self, document_id: str, num_bytes: int, passed: int) -> SplitName | None:

@@ -166,12 +166,12 @@ class Journal:
         self.throughput.count(prepared)
         self._progress.advance()
 
-    def paced(self, state: TrainingState, before: int, now: int) -> None:
+    def paced(self, before: int, now: int) -> None:
         """Reports that the run takes `now` steps in total instead of `before`."""
         self._view.total_steps = now
         self._progress.resize(now)
-        why = "finish in time" if now < before else "use the remaining time"
-        self._console.info(f"Step {state.step:,}: {now:,} steps in total instead of {before:,}, to {why}.")
+        pace = "Slower" if now < before else "Faster"
+        self._console.info(f"{pace} than planned: {now:,} steps instead of {before:,}.")
 
     def moved(self, steps: int) -> None:
         """Moves the progress bar by `steps`; negative after a rewind."""

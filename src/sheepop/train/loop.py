@@ -217,7 +217,7 @@ class Trainer:
         )
         if pace is not None:
             self.deadline.record(pace)
-            self.journal.paced(self.state, self.agenda.total_steps, pace.total_steps)
+            self.journal.paced(self.agenda.total_steps, pace.total_steps)
             self.agenda = replace(self.agenda, pace=pace)
 
     def _validate(self, rest: tuple[str, ...]) -> None:

@@ -17,8 +17,8 @@ export async function open(page) {
     page.view.append(...heading("No model yet", "The run has no checkpoint so far. You can chat with its model after the first one."));
     return;
   }
-  const model = choice("Model", names, page.chosen.model), beside = choice("Beside it", ["", ...names], page.chosen.beside);
-  beside.select.options[0].textContent = "nothing";
+  const model = choice("Model", names, page.chosen.model), beside = choice("Compare with", ["", ...names], page.chosen.beside);
+  beside.select.options[0].textContent = "none";
   const knobs = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) =>
     [name, element("input", { type: "number", step: "any", value: page.chosen[name] ?? value })]));
   const stop = element("input", { value: page.chosen.stop ?? "", placeholder: "a text that ends the answer" });

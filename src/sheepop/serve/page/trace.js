@@ -22,9 +22,9 @@ export async function open(page) {
   const prompt = element("textarea", { id: "prompt", rows: 2, autocomplete: "off", spellcheck: false, value: given.prompt ?? "Hello World" });
   const target = element("input", { id: "target", autocomplete: "off", spellcheck: false, value: given.target ?? "" });
   const written = element("label", { className: "wide" }, "Target so far", target);
-  const model = choice("Model", names, given.model), beside = choice("Beside it", ["", ...names], given.beside);
+  const model = choice("Model", names, given.model), beside = choice("Compare with", ["", ...names], given.beside);
   model.select.id = "model";
-  beside.select.options[0].textContent = "nothing";
+  beside.select.options[0].textContent = "none";
   const fresh = element("button", { type: "button", title: "Load the models again, such as a run's newest checkpoint" }, "Reload");
   const form = element("form", { id: "ask" }, model, ...(names.length > 1 ? [beside] : []),
     element("label", { className: "wide" }, "Prompt", prompt), written, element("button", { title: "Ctrl and Enter" }, "Trace"), fresh);

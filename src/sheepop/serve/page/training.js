@@ -26,7 +26,7 @@ export async function open(page) {
     return element("label", { className: "box" }, box, name);
   });
   page.controls.append(element("form", {}, run, along,
-    ...(page.runs.length > 1 ? [element("fieldset", {}, element("legend", {}, "Beside it"), ...boxes)] : [])));
+    ...(page.runs.length > 1 ? [element("fieldset", {}, element("legend", {}, "Compare with"), ...boxes)] : [])));
   const [facts, curves, texts, pictures, settings] = Array.from({ length: 5 }, () => element("section", {}));
   page.view.append(facts, curves, texts, pictures, settings);
   const known = new Map(); // the rows of each run so far, and the offset up to which its file was read

@@ -365,14 +365,14 @@ async function space(trace) {
     dot.addEventListener("click", show);
     dot.addEventListener("keydown", (event) => event.key === "Enter" && show());
   });
-  return [...heading("The space of embeddings", `The two axes of largest variance; they explain ${share(found.explained[0])} and `
-    + `${share(found.explained[1])} of it. A click on a token shows its nearest neighbours.`), plot, nearest];
+  return [...heading("The space of embeddings", `A 2-D map that keeps ${share(found.explained[0] + found.explained[1])} of the spread. `
+    + `A click on a token shows its nearest neighbours.`), plot, nearest];
 }
 
 async function checks(trace) {
   const rows = (await once(trace, "checks")).map((check) => [check.name, check.error.toExponential(1),
     element("span", { className: check.holds ? "good" : "bad" }, check.holds ? "holds" : "broken")]);
-  return [...heading("What must hold", "These checks run on every trace. If a shown number were not the network's own, one of them "
+  return [...heading("Self-checks", "These checks run on every trace. If a shown number were not the network's own, one of them "
     + "would fail."), table(["invariant", "error", ""], rows)];
 }
 
