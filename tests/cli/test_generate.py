@@ -75,6 +75,7 @@ def test_score_shows_every_token_and_the_sum(run: Run, trained: Path, tmp_path: 
     assert last.startswith("9 tokens, ")
     assert f"{expected.bits_per_byte:.4f} bits per byte" in last
     assert run("score", trained, "-", "--quiet", stdin="Sheep eat\n").out == f"{last}\n"
+    assert run("score", trained, "Sheep eat\n", "--quiet").out == f"{last}\n"
 
 
 def test_a_chat_reads_lines_where_there_is_no_terminal(run: Run, trained: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -32,9 +33,13 @@ _STYLES = ((0.5, "green"), (0.05, "yellow"), (0.0, "red"))
 
 def score(
     model: Annotated[Path, typer.Argument(help=MODEL)],
-    file: Annotated[
+    text: Annotated[
         str,
-        typer.Argument(metavar="FILE|-", help="The text; a dash or nothing: standard input.", show_default=False),
+        typer.Argument(
+            metavar="TEXT|FILE|-",
+            help="The text, of at least two words, or a file with it; a dash or nothing: standard input.",
+            show_default=False,
+        ),
     ] = "-",
     context: Context = None,
     adapter: Adapter = None,
@@ -50,18 +55,20 @@ def score(
 
     Examples:
 
+      sheepop score runs/quickstart "To be or not to be"
+
       sheepop score runs/quickstart notes.txt
 
-      echo "To be or not to be" | sheepop score runs/quickstart --json
+      echo Antidisestablishmentarianism | sheepop score runs/quickstart --json
 
       sheepop score models/smollm notes.txt --adapter adapters/polite
     """
     from sheepop.checkpoint.model_source import resolve_model_directory
 
     resolve_model_directory(model, make_console(quiet))
-    if file == "-" and sys.stdin.isatty():
+    if text == "-" and sys.stdin.isatty():
         make_console(quiet).info("Type a text; Ctrl-D at the beginning of a line ends it.")
-    text = _read(file)
+    text = _read(text)
     from sheepop.jobs.generate import score as score_with
 
     found = score_with(model, text, context=context, device=device or "auto", dtype=dtype, adapters=adapter or ())
@@ -87,11 +94,14 @@ def score(
     )
 
 
-def _read(file: str) -> str:
+def _read(text: str) -> str:
+    """The text of a file or of standard input, or `text` itself if it has several words and no file has its name."""
     try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        if text != "-" and len(text.split()) > 1 and not os.path.exists(text):  # noqa: PTH110 - long texts are no paths
+            return text
+        content = sys.stdin.buffer.read() if text == "-" else Path(text).read_bytes()
         return content.decode("utf-8")
     except FileNotFoundError:
-        raise UsageError(f"The file {file} does not exist.") from None
+        raise UsageError(f"The file {text} does not exist. A text of one word is read from standard input.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read as UTF-8 text: {error}.") from None
+        raise UsageError(f"{text} cannot be read as UTF-8 text: {error}.") from None
