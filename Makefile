@@ -81,7 +81,7 @@ chosen-torch: $(VENV)/.created
 	  && echo "$(TORCH_INDEX)" > $(VENV)/.torch-index; fi
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --editable ".[serve]"
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)

@@ -28,6 +28,7 @@ from sheepop.train.validation import TokenScores
 
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
+_OURS = "this model"
 # Left out of the standard library's folder: installed packages, and tests, which are more data than text.
 _NOT_THE_LIBRARY = (
     "site-packages/",
@@ -98,18 +99,24 @@ def render_outcome(outcome: TrainOutcome) -> str:
         lines += ["", "-" * 72, completion.prompt + completion.text]
     baselines = outcome.baselines
     assert isinstance(outcome.scores, TokenScores) and baselines is not None
-    bits = {**baselines.named, "this model": outcome.scores.bits_per_byte}
+    bits = {**baselines.named, _OURS: outcome.scores.bits_per_byte}
+    prompt = outcome.completions[0].prompt if outcome.completions else None
     width = max(map(len, bits))
     lines += [
         "",
         "-" * 72,
         f"Held-out text, bits per byte (lower is better), on the same {baselines.bytes:,} bytes:",
-        *(f"  {name:{width}}  {value:.3f}" for name, value in bits.items()),
+        *(
+            f"{'>' if name == _OURS else ' '} {name:{width}}  {value:.3f}"
+            for name, value in sorted(bits.items(), key=lambda item: -item[1])
+        ),
         "",
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {RunDirectory(outcome.run).report}",
         f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}",
-        f"Next:   {generate_command(outcome.run, outcome.completions[0].prompt if outcome.completions else None)}",
+        f"Next:   {generate_command(outcome.run, prompt)}",
+        f"        {typed('score', outcome.run, 'def read(path):')}",
+        f"        {typed('ui', outcome.run)}   (looks inside, in the browser)",
     ]
     return "\n".join(lines)
 
