@@ -54,7 +54,7 @@ def test_help_is_the_default_and_names_every_target(clone: Path):
 def test_a_fresh_clone_gets_its_environment_first(clone: Path):
     lines = commands(clone, "quickstart")
     assert "python3 -m venv .venv" in lines
-    install = ".venv/bin/python -m pip install --constraint constraints.txt --editable ."
+    install = '.venv/bin/python -m pip install --constraint constraints.txt --editable ".[serve]"'
     assert lines.index("python3 -m venv .venv") < lines.index(install)
     assert lines[-1].strip() == '.venv/bin/sheepop quickstart --output "runs/quickstart"'
 

@@ -44,9 +44,12 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
     assert json.loads(json.dumps(outcome.to_dict()))["scores"]["bits_per_byte"] == outcome.scores.bits_per_byte
     text = render_outcome(outcome)
     assert f"{outcome.baselines.xz:.3f}" in text and f"{outcome.scores.bits_per_byte:.3f}" in text
-    rows = text.partition(f"on the same {outcome.baselines.bytes:,} bytes:\n")[2].splitlines()
-    assert rows[0].rsplit(maxsplit=1) == ["  xz -9 that has read the training text", f"{outcome.baselines.warm_xz:.3f}"]
-    assert [word.strip() for word in rows[1].rsplit(maxsplit=1)] == ["xz -9", f"{outcome.baselines.xz:.3f}"]
+    rows = text.partition(f"on the same {outcome.baselines.bytes:,} bytes:\n")[2].partition("\n\n")[0].splitlines()
+    shown = {name.strip(): float(bits) for name, bits in (row.rsplit(maxsplit=1) for row in rows)}
+    expected = {**outcome.baselines.named, "> this model": outcome.scores.bits_per_byte}
+    assert shown == {name: round(bits, 3) for name, bits in expected.items()}
+    assert list(shown.values()) == sorted(shown.values(), reverse=True)
+    assert "> this model" in shown and "xz -9 that has read the training text" in shown
     again = quickstart(tmp_path / "run", device="cpu", resume=True)  # knows whose text it was
     assert again.scores == outcome.scores
     assert [c.text for c in again.completions] == [c.text for c in outcome.completions]
