@@ -131,6 +131,7 @@ LOADED = (
     "sheepop.posttrain.example_batches",
     "sheepop.train.pipelined",
     "tests.pictures",
+    "tests.unflushed",
     "plotly.graph_objects",
     "plotly.validator_cache",
     "tensorboard.compat.proto.event_pb2",
