@@ -143,7 +143,7 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     optimizers = build_optimizers(model, config.training)
     form = task.form(model, run.record.generation)
     settings = config.training.resolved()
-    how = {"precision": settings.precision, "device": device, "compiled": settings.compile}
+    how: dict[str, Any] = {"precision": settings.precision, "device": device, "compiled": settings.compile}
     placement: Placement
     if layout is None:
         placement = OneDevice(model, **how)
