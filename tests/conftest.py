@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from . import unflushed  # noqa: F401
 from .command_line import Launcher
 
 # Toy models gain nothing from threads, and test processes that run side by side would fight for the cores.

@@ -10,6 +10,8 @@ from sheepop.jobs.run import train as job
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import TrainOutcome
 
+from . import pictures  # noqa: F401
+
 
 def train(config: SheepOpConfig, **request: Any) -> TrainOutcome:
     """The outcome of a run with these settings; `request` are other fields of `RunRequest`."""

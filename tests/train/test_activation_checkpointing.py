@@ -242,6 +242,7 @@ def test_where_blocks_can_be_computed_only_attention_that_takes_them_is_counted_
     """A GPU with the kernel for blocks: who asks for another form of attention keeps what that form keeps."""
     config = ARCHITECTURES[name].replace(**{"head_dim": 16, **settings})
     expected = count_activations(config, 3, 12)
+    saved_activations._counted.cache_clear()
     monkeypatch.setattr(saved_activations, "has_block_kernel", lambda device, head_dim: head_dim >= 16)
     assert count_activations(config, 3, 12) == expected
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -56,18 +56,26 @@ def json_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
 
 
-def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of a JSON-lines file, and the number of unreadable lines, such as a last one that a kill cut short.
+class Rows(NamedTuple):
+    """The rows of a JSON-lines file, and the number of unreadable lines, such as a last one that a kill cut short."""
 
-    An absent file has no rows.
-    """
+    rows: list[dict[str, Any]]
+    num_unreadable: int
+
+    def last(self, split: str) -> dict[str, Any]:
+        """The last row of `split`; empty if there is none."""
+        return next((row for row in reversed(self.rows) if row.get("split") == split), {})
+
+
+def read_json_lines(path: Path) -> Rows:
+    """The rows of a JSON-lines file; an absent file has none."""
     return _rows(path.read_bytes() if path.is_file() else b"")
 
 
-def _rows(text: bytes) -> tuple[list[dict[str, Any]], int]:
+def _rows(text: bytes) -> Rows:
     lines = [line for _, line in parsed_lines(text.split(b"\n"), json.loads)]
     rows = [line for line in lines if not isinstance(line, BadLine)]
-    return rows, len(lines) - len(rows)
+    return Rows(rows, len(lines) - len(rows))
 
 
 class JsonLines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +24,8 @@ from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import CHECKSUMS, atomic_directory, write_json
+from sheepop.jobs.data import parse_size
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FORMATS = ("hf", "gguf", "peft")
 _QUANTISED = tuple(name for name in MIXTURES if name.startswith("q"))
 _GGUF_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -175,16 +174,10 @@ def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dic
 
 
 def _shard_limit(max_shard_size: str | None) -> int:
-    return MAX_SHARD_BYTES if max_shard_size is None else parse_size(max_shard_size)
-
-
-def parse_size(text: str) -> int:
-    """Bytes from a text such as ``5GB`` or ``200MB``, in powers of 1000. Raises `UsageError` for anything else."""
-    match = re.fullmatch(r"\s*(\d{1,15})\s*([KMGT]?B|)\s*", text, re.IGNORECASE)
-    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
-    if size < 1:
-        raise UsageError(f"{text!r} is not a size. Give a number with KB, MB, GB or TB, for example 5GB.")
-    return size
+    limit = MAX_SHARD_BYTES if max_shard_size is None else parse_size(max_shard_size)
+    if limit < 1:
+        raise UsageError(f"{max_shard_size!r} is not a size that weights fit into. Write it as 500MB or 5GB.")
+    return limit
 
 
 def require_free(output: Path, overwrite: bool, what: str, may_replace: Callable[[Path], bool]) -> None:

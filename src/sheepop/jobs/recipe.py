@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import leaves, merge, validate, value_text
@@ -132,10 +132,11 @@ def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> C
     given, config, keeps_model = draft.given, draft.config, draft.fork is not None
     if not config.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(config, {})
+    start = None if draft.fork is None else _Start.read(draft.fork, config, given)
     if config.tuning.method is not None:
-        chosen, basis = _for_model(given, config, draft.fork)
+        chosen, basis = _for_model(given, start)
     else:
-        chosen, basis = _for_text(given, config, speed, draft.fork)
+        chosen, basis = _for_text(given, config, speed, start)
     config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
     if found:
         settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
@@ -144,7 +145,7 @@ def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> C
 
 
 def _for_text(
-    given: Mapping[str, Any], requested: SheepOpConfig, speed: Callable[[str], float], fork: Path | None
+    given: Mapping[str, Any], requested: SheepOpConfig, speed: Callable[[str], float], start: _Start | None
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """The choices for a run on text, and what they are based on."""
     num_bytes, training = text_bytes(requested.data), requested.training
@@ -155,52 +156,50 @@ def _for_text(
     budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
     machine = f"this machine's {flops_per_second / 1e9:,.0f} GFLOP/s"
     basis = f"{data_size(num_bytes)} of text{budget} and {machine}"
-    chosen = _choices(size, given, num_bytes, fork is not None, passes)
-    if fork is not None and requested.data.max_length is None:
-        from sheepop.checkpoint import resolve_model_directory
-        from sheepop.checkpoint.model_description import read_model_config
-
-        if read_model_config(resolve_model_directory(fork)).max_seq_len > MOST_ROW_TOKENS:
-            chosen["data"] = {"max_length": MOST_ROW_TOKENS}
+    chosen = _choices(size, given, num_bytes, start is not None, passes)
+    if start is not None and requested.data.max_length is None and start.max_seq_len > MOST_ROW_TOKENS:
+        chosen["data"] = {"max_length": MOST_ROW_TOKENS}
     return chosen, basis
 
 
-def _for_model(
-    given: Mapping[str, Any], requested: SheepOpConfig, fork: Path | None
-) -> tuple[dict[str, dict[str, Any]], str]:
+def _for_model(given: Mapping[str, Any], start: _Start | None) -> tuple[dict[str, dict[str, Any]], str]:
     """The choices for post-training, and what they are based on: the size of the model, and the reason for LoRA."""
-    if fork is None:
-        return _choices(SIZES[0], given, 0, keeps_model=True), f"a model of {_FEW_WEIGHTS:,} parameters"
-    # These load torch, which checking a configuration does not need.
-    from sheepop.checkpoint import resolve_model_directory
-    from sheepop.checkpoint.model_description import read_model_config
-    from sheepop.model import num_parameters
-
-    place = resolve_model_directory(fork)
-    weights = num_parameters(read_model_config(place))
-    basis = f"a model of {weights:,} parameters"
-    reason = None if "lora" in _section(given, "tuning") else _why_lora(place, requested)
-    if reason is None:
-        return _choices(SIZES[0], given, 0, keeps_model=True, weights=weights), basis
-    adapter = {"tuning": {"lora": {"rank": LoraConfig().rank}}}
-    chosen = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
-    return {**chosen, **adapter}, f"{basis}{reason}"
+    weights, reason = (_FEW_WEIGHTS, None) if start is None else (start.weights, start.why_lora)
+    adapter = {} if reason is None else {"tuning": {"lora": {"rank": LoraConfig().rank}}}
+    adapted = {**given, "tuning": {**_section(given, "tuning"), **adapter.get("tuning", {})}}
+    chosen = _choices(SIZES[0], adapted, 0, keeps_model=True, weights=weights)
+    return {**chosen, **adapter}, f"a model of {weights:,} parameters{reason or ''}"
 
 
-def _why_lora(model: Path, requested: SheepOpConfig) -> str | None:
-    """The reason to train only an adapter of the model in a directory, if there is one."""
-    from sheepop.checkpoint.model_description import read_model_config, read_quantization
-    from sheepop.core.device import resolve_device
-    from sheepop.model.accounting.memory import training_bytes
-    from sheepop.train.activation_checkpointing import usable_memory
+@dataclass(frozen=True)
+class _Start:
+    """The model that a run starts from: its context, its weights, and the reason to train only an adapter, if any."""
 
-    if read_quantization(model) is not None:
-        return ", which are integers"
-    needed = training_bytes(read_model_config(model), requested.training.optimizer, "fp32").total
-    usable = usable_memory(requested.training, resolve_device(requested.device))
-    if needed <= usable:
-        return None
-    return f", whose training needs over {data_size(needed)} of memory ({data_size(usable)} are to use)"
+    max_seq_len: int
+    weights: int
+    why_lora: str | None
+
+    @classmethod
+    def read(cls, fork: Path, requested: SheepOpConfig, given: Mapping[str, Any]) -> Self:
+        """Reads the description of the model. An adapter is for post-training, and only if `given` leaves it open."""
+        # These load torch, which checking a configuration does not need.
+        from sheepop.checkpoint import resolve_model_directory
+        from sheepop.checkpoint.model_description import read_model_config, read_quantization
+        from sheepop.core.device import resolve_device
+        from sheepop.model import num_parameters
+        from sheepop.model.accounting.memory import training_bytes
+        from sheepop.train.activation_checkpointing import usable_memory
+
+        place = resolve_model_directory(fork)
+        network, reason = read_model_config(place), None
+        if requested.tuning.method is not None and "lora" not in _section(given, "tuning"):
+            needed = training_bytes(network, requested.training.optimizer, "fp32").total
+            usable = usable_memory(requested.training, resolve_device(requested.device))
+            if read_quantization(place) is not None:
+                reason = ", which are integers"
+            elif needed > usable:
+                reason = f", whose training needs over {data_size(needed)} of memory ({data_size(usable)} are to use)"
+        return cls(network.max_seq_len, num_parameters(network), reason)
 
 
 def chosen_keys() -> frozenset[str]:

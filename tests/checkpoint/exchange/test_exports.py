@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sheepop.checkpoint import load_model, save_model, weight_files
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import damaged_files, write_checksums, write_json
-from sheepop.jobs.exchange import export_model, import_model, parse_size
+from sheepop.jobs.exchange import export_model, import_model
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import CharTokenizer
 
@@ -160,16 +160,3 @@ def test_an_output_within_the_model_or_around_it_is_refused(ours: Path, tmp_path
             export_model(ours, place, format=form, overwrite=True)
     assert load_model(ours).provenance == {"step": 1}
     assert not (ours / "sub").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("5GB", 5 * 10**9), ("20 kb", 20_000), ("7", 7), ("3B", 3), ("1TB", 10**12)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1.5GB", "0", "5GiB", "1e9", "9" * 40])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        parse_size(text)

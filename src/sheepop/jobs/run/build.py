@@ -18,7 +18,6 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
 from sheepop.core.json_lines import JsonLines, NoLines
-from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
@@ -143,7 +142,18 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     is_given = bool(ranks.told(begins))
     optimizers = build_optimizers(model, config.training)
     form = task.form(model, run.record.generation)
-    placement = _place(model, optimizers, config, layout, device)
+    settings = config.training.resolved()
+    how: dict[str, Any] = {"precision": settings.precision, "device": device, "compiled": settings.compile}
+    placement: Placement
+    if layout is None:
+        placement = OneDevice(model, **how)
+    else:
+        # These load what one device does not need.
+        if config.parallel.pipeline > 1:
+            from sheepop.train.pipelined import PipelinedModel as Placed
+        else:
+            from sheepop.train.sharded import ShardedModel as Placed  # type: ignore[assignment]
+        placement = Placed(model, layout, optimizers, **how)
     evaluation = build_evaluation_weights(model, optimizers, config.training)
     objective = task.objective()
     with ranks.first_ahead():  # the others read what it stores, such as the log-probabilities of a reference
@@ -169,31 +179,17 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     return _Parts(model, adapters, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
 
 
-def _place(
-    model: Transformer,
-    optimizers: Sequence[torch.optim.Optimizer],
-    config: SheepOpConfig,
-    layout: Layout | None,
-    device: str,
-) -> Placement:
-    """Places the model and its optimizers on this device, or with a `layout` over its ranks."""
-    settings = config.training.resolved()
-    precision, compiled = settings.precision, settings.compile
-    if layout is None:
-        return OneDevice(model, precision=precision, device=device, compiled=compiled)
-    # These load what one device does not need.
-    if config.parallel.pipeline > 1:
-        from sheepop.train.pipelined import PipelinedModel as Placed
-    else:
-        from sheepop.train.sharded import ShardedModel as Placed  # type: ignore[assignment]
-    return Placed(model, layout, optimizers, precision=precision, device=device, compiled=compiled)
-
-
 def _open_journal(
     run: OpenRun, adapters: int | None, state: TrainingState, measure: Callable[[], dict[str, Any]], stack: ExitStack
 ) -> Journal:
     """The logs of a run, cut to what they were at `state`; they close with the `stack`."""
     config, record, ranks = run.config, run.record, run.request.ranks
+    nominal = record.nominal_peak_flops
+    throughput = Throughput(
+        lambda step: step_flops(config.model, step.row_length, step.num_computed, step.num_reported, adapters),
+        ranks.size * record.matrix_peak_flops,
+        None if nominal is None else ranks.size * nominal,
+    )
     metrics: JsonLines = NoLines()
     samples: JsonLines = NoLines()
     if ranks.is_first:
@@ -204,12 +200,6 @@ def _open_journal(
     path = run.directory.path.resolve()
     description = RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
     sinks = config.training.sinks if ranks.is_first else ()
-    nominal = record.nominal_peak_flops
-    throughput = Throughput(
-        lambda step: step_flops(config.model, step.row_length, step.num_computed, step.num_reported, adapters),
-        ranks.size * record.matrix_peak_flops,
-        None if nominal is None else ranks.size * nominal,
-    )
     return Journal(
         metrics,
         samples,

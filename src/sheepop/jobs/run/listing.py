@@ -15,10 +15,10 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import leaves
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
 from sheepop.core.files import storage_errors, write_json
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
-    Log,
     RunRecord,
     ended_early,
     entry,
@@ -120,7 +120,7 @@ def read_run(path: Path) -> FoundRun:
     if not run.config_file.is_file() and not run.record_file.is_file():
         raise CheckpointError("not a run")
     config = view_run_config(run)
-    metrics = Log.read(run.metrics_file)
+    metrics = read_json_lines(run.metrics_file)
     last, score = metrics.last("train"), metrics.last("score")
     steps = max([*run.steps(), whole(last.get("step")) or 0])
     judged = [score] if score else [row for row in metrics.rows if row.get("split") == "validation"]
@@ -145,7 +145,7 @@ def read_run(path: Path) -> FoundRun:
         is_sampled=not score and bool(judged) and config.training.eval_tokens is not None,
         last_train_loss=number(last.get("loss")),
     )
-    samples = Log.read(run.samples_file).rows
+    samples = read_json_lines(run.samples_file).rows
     return FoundRun(
         summary,
         dict(leaves(config.model_dump(mode="json"))),

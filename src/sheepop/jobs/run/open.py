@@ -27,7 +27,6 @@ from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import with_training
 from sheepop.posttrain.config import Method
 from sheepop.train.schedule import Pace
-from sheepop.train.sinks import require_sinks
 
 _BUDGET = {"training.max_epochs", "training.max_tokens", "training.max_minutes"}
 
@@ -116,7 +115,6 @@ def open_run(request: RunRequest) -> OpenRun:
     ranks = request.ranks
     with ranks.together():
         start = find_start(request)
-        require_sinks(start.config.training.sinks)
     device = prepare_process(start.config, ranks)
     run = None
     with ranks.together():

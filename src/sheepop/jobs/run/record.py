@@ -21,7 +21,6 @@ from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
 from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.core.files import read_json, write_atomic, write_json
-from sheepop.core.json_lines import read_json_lines
 from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
 from sheepop.core.program import typed, typed_beside
@@ -239,24 +238,6 @@ def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
         return typed_beside("tensorboard", "--logdir", *found.values())
     named = ",".join(f"{name}:{place}" for name, place in found.items())
     return typed_beside("tensorboard", "--logdir_spec", named) if found else None
-
-
-@dataclass(frozen=True)
-class Log:
-    """The rows of a JSON-lines file of a run, and the number of its unreadable lines."""
-
-    name: str
-    rows: list[dict[str, Any]]
-    num_unreadable: int
-
-    @classmethod
-    def read(cls, path: Path) -> Log:
-        """Reads the file; an absent one has no rows."""
-        return cls(path.name, *read_json_lines(path))
-
-    def last(self, split: str) -> dict[str, Any]:
-        """The last row of `split`; empty if there is none."""
-        return next((row for row in reversed(self.rows) if row.get("split") == split), {})
 
 
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.errors import ConfigError
+from sheepop.core.errors import ConfigError, DataError
 from sheepop.core.facts import counted
+from sheepop.core.json_lines import Rows, read_json_lines
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
-    Log,
     RunRecord,
     ended_early,
     repeat_command,
@@ -36,6 +36,7 @@ from sheepop.jobs.run.report_facts import (
     add_model,
     add_request,
     add_stages,
+    read_data,
     trained_parameters,
 )
 from sheepop.report import (
@@ -112,9 +113,9 @@ def write_run_report(
     _add_scores(page, found, baselines)
     _add_completions(page, completions)
     _add_curves(page, found, baselines)
-    _add_training_samples(page, found.samples)
+    _add_training_samples(page, found.samples, run.samples_file.name)
     add_model(page, found.config)
-    add_data(page, run, found.config)
+    add_data(page, found.data)
     add_layout(page, run, record)
     add_stages(page, record)
     add_machine(page, record)
@@ -132,14 +133,16 @@ def write_run_report(
 class _Found:
     """What the files of a run say, and its `scores` on the whole held-out text, if it has any.
 
-    `config` is None if its file is not valid; `config_text` is the text of that file.
+    `config` is None if its file is not valid; `config_text` is the text of that file. `data` is the manifest of the
+    data, or the reason why it cannot be read.
     """
 
     run: RunDirectory
     config: SheepOpConfig | None
     config_text: str
-    metrics: Log
-    samples: Log
+    data: dict[str, Any] | str
+    metrics: Rows
+    samples: Rows
     has_ended_early: bool
     scores: Scores | None
 
@@ -153,7 +156,12 @@ class _Found:
         except OSError as error:
             content = f"{run.config_file.name} cannot be read: {error.strerror}."
         early = config is not None and ended_early(run, config)
-        return cls(run, config, content, Log.read(run.metrics_file), Log.read(run.samples_file), early, scores)
+        try:
+            data: dict[str, Any] | str = read_data(run, config)
+        except DataError as error:
+            data = str(error)
+        metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
+        return cls(run, config, content, data, metrics, samples, early, scores)
 
     @property
     def is_sampled(self) -> bool:
@@ -189,7 +197,7 @@ def _add_overview(page: Page, found: _Found) -> None:
             "Best checkpoint": _step_words(run.pointer("best")),
         }
     )
-    _add_note(page, found.metrics)
+    _add_note(page, found.metrics, run.metrics_file.name)
 
 
 def _add_first_picture(page: Page, found: _Found) -> None:
@@ -289,22 +297,22 @@ def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
         page.add_text(f"The same curves in TensorBoard: {command}")
 
 
-def _add_training_samples(page: Page, samples: Log) -> None:
+def _add_training_samples(page: Page, samples: Rows, file: str) -> None:
     if not samples.rows and not samples.num_unreadable:
         return
     page.add_section("Samples during training")
     rows = samples.rows[-_MOST_SAMPLES:]
     if len(rows) < len(samples.rows):
-        page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {samples.name}.")
-    _add_note(page, samples)
+        page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {file}.")
+    _add_note(page, samples, file)
     for row in rows:
         page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
 
 
-def _add_note(page: Page, log: Log) -> None:
+def _add_note(page: Page, log: Rows, file: str) -> None:
     """Adds the number of lines left out, if any."""
     if log.num_unreadable:
-        page.add_text(f"Unreadable lines of {log.name}, left out here: {log.num_unreadable:,}.")
+        page.add_text(f"Unreadable lines of {file}, left out here: {log.num_unreadable:,}.")
 
 
 def _score(key: str, value: Any) -> str:

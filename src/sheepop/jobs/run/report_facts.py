@@ -53,27 +53,28 @@ def trained_parameters(config: SheepOpConfig | None) -> int | None:
     return None if config is None or config.model.vocab_size is None else num_parameters(config.model)
 
 
-def add_data(page: Page, run: RunDirectory, config: SheepOpConfig | None) -> None:
-    """Adds the examples or the corpus of the run."""
-    page.add_section("Data")
-    reads_examples = run.examples.is_dir()
-    try:
-        manifest = read_example_manifest(run.examples / TOKENS) if reads_examples else _corpus_manifest(run, config)
-    except DataError as error:
-        page.add_text(str(error))
-        return
-    if reads_examples:
-        _add_examples(page, manifest)
-    else:
-        _add_corpus(page, manifest)
+def read_data(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any]:
+    """The manifest of the examples of a run, of its own corpus, or of the finished one that it reads.
 
-
-def _corpus_manifest(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any]:
-    """The manifest of the run's own corpus, or of the finished one that it reads."""
+    Raises `DataError` if there is none, or it cannot be read.
+    """
+    if run.examples.is_dir():
+        return read_example_manifest(run.examples / TOKENS)
     found = find_corpus(run, config)
     if found is None:
         raise DataError("The corpus of this run was not found.")
     return read_manifest(found)
+
+
+def add_data(page: Page, manifest: dict[str, Any] | str) -> None:
+    """Adds what the manifest says of examples or a corpus, or the reason why there is none."""
+    page.add_section("Data")
+    if isinstance(manifest, str):
+        page.add_text(manifest)
+    elif "examples" in manifest:
+        _add_examples(page, manifest)
+    else:
+        _add_corpus(page, manifest)
 
 
 def _add_examples(page: Page, manifest: dict[str, Any]) -> None:

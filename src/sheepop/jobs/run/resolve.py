@@ -46,6 +46,7 @@ from sheepop.train.budget import (
     resolve_training,
 )
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
+from sheepop.train.sinks import require_sinks
 
 _WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
 _REREAD = "answers are read again before a step, in a pass for which no rank of a pipeline has all layers"
@@ -357,9 +358,10 @@ def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
     """Connects the `ranks` and sets up how this process computes; returns the device of `config`.
 
     Steps are measured after that, because deterministic algorithms (`config.deterministic`) may be slower. Raises
-    `ConfigError` or `DeviceError` for a layout or a device with which these ranks cannot train.
+    `ConfigError` or `DeviceError` for a layout, a sink or a device with which these ranks cannot train.
     """
     check_layout(config, ranks)
+    require_sinks(config.training.sinks)
     device = ranks.connect(config.device)
     choose_matrix_arithmetic(device)
     keep_freed_memory(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -98,8 +98,7 @@ def count_activations(
     machine must have it.
     """
     few, kinds = _one_of_each(config)
-    with _on_fake_tensors(few, rows, length, precision, device) as (model, run):
-        found = _count(model, run, _arithmetic(precision, device))
+    found = _counted(_count, few.model_dump_json(), rows, length, precision, device)
     return replace(found, blocks=tuple(found.blocks[kind] for kind in kinds))
 
 
@@ -112,9 +111,16 @@ def count_going_back(
     as in `count_activations`.
     """
     few, kinds = _one_of_each(config)
-    with _on_fake_tensors(few, rows, length, precision, device) as (model, run):
-        found = _count_going_back(model, run, _arithmetic(precision, device))
+    found = _counted(_count_going_back, few.model_dump_json(), rows, length, precision, device)
     return tuple(found[kind] for kind in kinds)
+
+
+@lru_cache
+def _counted(count: Callable[..., Any], config: str, rows: int, length: int, precision: str, device: str) -> Any:
+    """The count for a network of fake tensors with the configuration in this JSON, made once for each."""
+    network = ModelConfig.model_validate_json(config)
+    with _on_fake_tensors(network, rows, length, precision, device) as (model, run):
+        return count(model, run, _arithmetic(precision, device))
 
 
 def _one_of_each(config: ModelConfig) -> tuple[ModelConfig, list[int]]:
