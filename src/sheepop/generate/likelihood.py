@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import UsageError
-from sheepop.generate.blocks import BlockTable, Copy
+from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
@@ -154,15 +154,12 @@ class _Reading:
 
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
         self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
-        longest_pass = max(
-            tokens_per_pass, *(len(ids) for group in groups for ids in (group.context, *group.continuations))
-        )
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
         count = 2 * texts + 2 * _FORKS_PER_PASS
         of_states = state_bytes(model, 2 * _TEXTS_WITH_STATES, BLOCK_SIZE)
-        require_memory(model, longest_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
+        require_memory(model, tokens_per_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
         self._manager = block_manager(model, count, BLOCK_SIZE, max_sequences=2 * _TEXTS_WITH_STATES)
         self._runner = paged_runner(model, num_blocks=self._manager.num_blocks, block_size=BLOCK_SIZE)
         # States are found again only where a text ended, so that waiting for the prefix of another saves nothing.
@@ -173,10 +170,10 @@ class _Reading:
         begin = 0
         while begin < len(self._groups):
             texts, shares = self._contexts(begin)
-            states_RD = self._runner.states(Reading.of(shares))
             groups, begin = self._groups[begin : begin + len(texts)], begin + len(texts)
             # Sorted contexts share the most with the next one; blocks of anything else are used again at once.
             following = self._groups[begin].context if begin < len(self._groups) else []
+            states_RD = self._states(shares, following)
             for text in texts:
                 assert text.table is not None
                 shared = _shared(text.context, following)
@@ -199,7 +196,8 @@ class _Reading:
             if self._has_states:
                 waits = False
             waits = waits or len(texts) == (_TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS)
-            copies = None if waits or (texts and count > budget) else self._manager.reserve(text.table, count)
+            fits = not waits and (not texts or count <= budget)
+            copies = self._manager.reserve(text.table, min(count, self._tokens_per_pass)) if fits else None
             if copies is None:
                 self._manager.close(text.table)
                 break
@@ -219,7 +217,7 @@ class _Reading:
         while waiting:
             forks, shares = self._forks(waiting, texts)
             tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._runner.states(Reading.of(shares)), tokens))
+            rest = iter(self._judge(self._states(shares), tokens))
             for pair, fork in zip(waiting, forks, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
                 assert fork.table is not None
@@ -244,7 +242,7 @@ class _Reading:
             assert origin.table is not None
             fork = _Text(origin.context, list(found[:-1]), self._manager.fork(origin.table))
             assert fork.table is not None
-            copies = self._manager.reserve(fork.table, count)
+            copies = self._manager.reserve(fork.table, min(count, self._tokens_per_pass))
             if copies is None:
                 self._manager.close(fork.table)
                 break
@@ -252,6 +250,29 @@ class _Reading:
             shares.append(_share(fork, count, copies))
             budget -= count
         return forks, shares
+
+    def _states(self, shares: Sequence[Share], following: Sequence[int] = ()) -> Tensor:
+        """The hidden states (R, D) that predict; a text longer than a pass, which is alone, is read in several.
+
+        What it shares with the text `following` stays findable.
+        """
+        if len(shares) > 1:
+            return self._runner.states(Reading.of(shares))
+        ((text, (table, start, count), num_predictions),), copies = shares[0].grants, shares[0].copies
+        assert isinstance(text, _Text)
+        tokens, end, found = [*text.context, *text.drafts], start + count, []
+        while start < end:
+            size = min(self._tokens_per_pass, end - start)
+            predicting = min(size, max(0, num_predictions - (end - start - size)))
+            share = Share(shares[0].request, [Grant(text, Chunk(table, start, size), predicting)], copies)
+            found.append(self._runner.states(Reading.of([share])))
+            start += size
+            if start < end:
+                self._manager.advance(table, tokens, start, findable=_shared(tokens, following))
+                reserved = self._manager.reserve(table, min(self._tokens_per_pass, end - start))
+                assert reserved is not None, "the cache has room for one longest text"
+                copies = reserved
+        return torch.cat(found)
 
     def _judge(self, states_RD: Tensor, token_ids: Sequence[int], rows: Sequence[int] | None = None) -> list[_Judged]:
         """Scores each of `token_ids` as the next token after the state in its row, by default one for each state."""
