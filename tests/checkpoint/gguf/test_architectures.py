@@ -203,6 +203,8 @@ def same_network(one: ModelConfig, other: ModelConfig) -> bool:
         unused.add("position_base")
     if one.experts is not None and one.experts.layers is None and one.experts.d_ff is not None:
         unused.add("d_ff")  # no layer is without experts
+    if one.layer_d_ff is not None and one.layer_d_ff == other.layer_d_ff:
+        unused.add("d_ff")
     # One width of experts, said twice.
     if one.experts is not None and other.experts is not None:
         widths = [(config.experts.d_ff or config.d_ff, config.d_ff) for config in (one, other) if config.experts]
@@ -338,7 +340,7 @@ def test_names_are_those_of_llama_cpp(tmp_path: Path, toy: Any) -> None:
         f"{gguf.TENSOR_NAMES[tensor].format(bid=layer)}{suffix}"
         for tensor in gguf.MODEL_TENSORS[architecture]
         for layer in range(toy.config.num_layers)
-        for suffix in (".weight", ".bias", *([""] if tensor == gguf.MODEL_TENSOR.SSM_A else []))
+        for suffix in (".weight", ".bias", ".scale", *([""] if tensor == gguf.MODEL_TENSOR.SSM_A else []))
     }
     with Container(toy.write(tmp_path / "toy.gguf")) as container:
         keys = {key for key in container.metadata if not key.startswith("sheepop.")}

@@ -22,7 +22,7 @@ _COUNT, _USED = "expert_count", "expert_used_count"
 # Layers after the last one, which predict further tokens and are left out.
 FURTHER_LAYERS = "nextn_predict_layers"
 _SOFTMAX = 1
-_MOST_EXPERTS = 512
+MOST_EXPERTS = 512
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,21 @@ class Layers(Field):
 
 @dataclass(frozen=True)
 class SoftCap(Field):
-    """A soft cap, 0 for none. If llama.cpp always caps, `otherwise` is its cap without the key."""
+    """A soft cap, 0 for none. `otherwise` is llama.cpp's cap without the key; it always caps then, unless `optional`."""
 
     theirs: str
     ours: str
     otherwise: float | None = None
+    optional: bool = False
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields a refusal of no cap if llama.cpp always caps."""
-        if self.otherwise is not None and getattr(config, self.ours) is None:
+        if self.otherwise is not None and not self.optional and getattr(config, self.ours) is None:
             yield f"{self.ours} is not set, but it always caps"
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the cap, if there is one."""
-        return {self.theirs: getattr(config, self.ours)}
+        """Returns the cap, if there is one, or that there is none."""
+        return {self.theirs: getattr(config, self.ours) or (0.0 if self.optional else None)}
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the cap, or llama.cpp's default."""
@@ -143,13 +144,14 @@ class Heads(Field):
 
 @dataclass(frozen=True)
 class ScoreScale(Field):
-    """The scale of the scores: 1 / sqrt(head_dim), or with `odd_layers` layers 1 / sqrt(d_model / num_heads).
+    """The scale of the scores: `fixed`, or 1 / sqrt(head_dim), with `odd_layers` layers 1 / sqrt(d_model / num_heads).
 
     llama.cpp recognises the largest Gemma by its number of layers. muP scales scores and logits by factors for which
     there is no key.
     """
 
     odd_layers: int | None = None
+    fixed: float | None = None
     covers = ("attention_scale", "mup_base_d_model", "mup_base_head_dim")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -163,12 +165,15 @@ class ScoreScale(Field):
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the scale if it is not the usual one."""
-        num_layers, heads = settings["num_layers"], settings["num_heads"]
+        num_layers = settings["num_layers"]
         if num_layers != self.odd_layers:
-            return {}
-        return {"attention_scale": self._scale(num_layers, settings["d_model"], heads, settings["head_dim"])}
+            return {"attention_scale": self.fixed}
+        sizes = (settings[name] for name in ("d_model", "num_heads", "head_dim"))
+        return {"attention_scale": self._scale(num_layers, *sizes)}
 
     def _scale(self, num_layers: int, d_model: int, num_heads: int, head_dim: int) -> float:
+        if self.fixed is not None:
+            return self.fixed
         width = d_model // num_heads if num_layers == self.odd_layers else head_dim
         return 1 / math.sqrt(max(1, width))
 
@@ -268,8 +273,8 @@ class Experts(Field):
             return
         if not all(config.has_experts(layer) for layer in range(config.num_layers)):
             yield "experts.layers leaves layers out, but it has experts in all or none"
-        if experts.count > _MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
+        if experts.count > MOST_EXPERTS:
+            yield f"experts.count = {experts.count}, but it has at most {MOST_EXPERTS}"
         if experts.shared:
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from sheepop.checkpoint.gguf.fields import Heads
+from sheepop.checkpoint.gguf.fields import MOST_EXPERTS, Heads
 from sheepop.checkpoint.gguf.rotary import ATTENTION_FACTOR, Rotary
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
@@ -20,7 +20,6 @@ from sheepop.checkpoint.mapping import (
 from sheepop.model.config import ModelConfig
 
 SOFTMAX, SIGMOID = 1, 2
-_MOST_EXPERTS = 512
 _KV_HEADS = "attention.head_count_kv"
 _RECURRENT, _PERIOD = "attention.recurrent_layers", "full_attention_interval"
 _YARN_LOG = "rope.scaling.yarn_log_multiplier"
@@ -49,8 +48,8 @@ class RoutedExperts(Field):
         with_experts = [config.has_experts(layer) for layer in range(num_layers)]
         if not with_experts[-1] or with_experts != sorted(with_experts) or not (self.leading or with_experts[0]):
             yield "experts.layers leaves other layers out than it does"
-        if experts.count > _MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
+        if experts.count > MOST_EXPERTS:
+            yield f"experts.count = {experts.count}, but it has at most {MOST_EXPERTS}"
         if _SCORES[experts.scores] not in self.scores:
             yield f"experts.scores = {experts.scores}, but it computes another function"
         has_shared = {"none": (False, False), "counted": (True, False), "gated": (True, True)}[self.shared]
