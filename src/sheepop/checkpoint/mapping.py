@@ -17,6 +17,9 @@ from sheepop.core.errors import CheckpointError, ConfigError, first_few
 from sheepop.model.config import ModelConfig
 
 Settings = dict[str, Any]
+# Why a family or an architecture is not read.
+_GEMMA3N = ", because it mixes several residual streams (AltUp) and has branches of low rank (Laurel)"
+REASONS = {"gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N}
 
 
 class Field:

@@ -16,8 +16,7 @@ from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
-from sheepop.generate.runner import Reading, hidden_states, paged_runner
-from sheepop.generate.sampler import Likeliest
+from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.accounting.memory import pass_bytes
@@ -30,7 +29,6 @@ _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
 _TEXTS_WITH_STATES = 8  # of a pass; as many states are left for the forks
 _WINDOW = 2048  # tokens of a window, unless the model's context is shorter
-_ROWS = 256  # of logits at a time
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
@@ -396,21 +394,3 @@ def score_text(model: Transformer, tokenizer: Tokenizer, text: str, *, context: 
     of_tokens = [tokenizer.token_bytes(token_id) for token_id in predicted]
     pieces = [data.decode("utf-8", errors="replace") for data in of_tokens]
     return Score(predicted, pieces, logprobs, ranks, sum(map(len, of_tokens)), length)
-
-
-@torch.inference_mode()
-def prompt_likelihoods(model: Transformer, token_ids: Sequence[int], top: int) -> tuple[list[float], list[Likeliest]]:
-    """The log-probability of each token of a prompt but the first, and the `top` likeliest tokens in its place."""
-    if len(token_ids) < 2:
-        return [], []
-    (hidden_TD,) = hidden_states(model, [token_ids[:-1]])
-    following = torch.tensor(token_ids[1:], device=model.device)
-    logprobs: list[float] = []
-    likeliest: list[Likeliest] = []
-    for states_TD, labels in zip(torch.split(hidden_TD, _ROWS), torch.split(following, _ROWS), strict=True):
-        # Of a split model, this process alone reads them, with the whole head.
-        found = model.logits(model.lm_head(states_TD[None]))[0].float().log_softmax(dim=-1)
-        logprobs += found.gather(1, labels[:, None])[:, 0].tolist()
-        best = found.topk(min(top, found.shape[1]), dim=-1)
-        likeliest += map(Likeliest, best.indices.tolist(), best.values.tolist())
-    return logprobs, likeliest

@@ -306,11 +306,22 @@ def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it
         }}, "rotary_scaling.truncate = True, but it always computes False"),
         ("stablelm", {"parallel_residual": True}, "parallel_residual = True, but then both sublayers share a norm"),
         ("llama", {"initialization": "mup", "mup_base_d_model": 16}, "mup_base_d_model = 16 scales the logits"),
+        ("gemma4", {"shared_kv_layers": 3, "layer_d_ff": None}, "keys of layer 1, but it uses those of 2"),
+        ("gemma4", {"rotary_scaling": None}, "rotary_scaling is None, but it has proportional"),
+        ("gemma4", {"sliding_position_base": None}, "scales the sliding layers too, but it does not"),
+        ("gemma4", {"attention_scale": None}, "the scale of the scores is 0.25, but it uses 1"),
+        ("gemma4-experts", {"experts": {"count": 4}}, "experts.shared = 0, but it has a dense network beside"),
     ],
 )  # fmt: skip
 def test_reasons_are_in_words(make: Callable[..., Any], name: str, changes: dict[str, Any], reason: str) -> None:
     toy = make(name, **changes)
     assert any(reason in found for found in ARCHITECTURES[toy.architecture].refusals(toy.config))
+
+
+def test_opt_has_no_name_there(make: Callable[..., Any]) -> None:
+    """LayerNorm, biases and learned positions like GPT-2, but ReLU."""
+    with pytest.raises(CheckpointError, match=r"(?s)no architecture that .*  gpt2: activation = relu, but it computes"):
+        choose_architecture(make("gpt2", activation="relu").config)
 
 
 def test_a_window_as_wide_as_the_context_is_none(make: Callable[..., Any]) -> None:

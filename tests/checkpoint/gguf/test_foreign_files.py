@@ -87,6 +87,7 @@ def test_keys_are_read(tmp_path: Path, keys: dict[str, Value | None], settings: 
     [
         ({"general.architecture": None}, "general.architecture = None is not an architecture that SheepOp reads"),
         ({"general.architecture": value_of("mamba")}, "'mamba' is not an architecture that SheepOp reads. It reads"),
+        ({"general.architecture": value_of("gemma3n")}, r"SheepOp reads, because it mixes several residual streams"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": value_of(0)}, "num_layers"),
         ({"llama.block_count": value_of("1")}, "llama.block_count = '1' is not a whole number"),

@@ -15,7 +15,7 @@ from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
 from sheepop.checkpoint.gguf.rotary import DIVISORS, find_llama3_scaling, find_proportional_scaling
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
-from sheepop.checkpoint.mapping import Fixed, described, read_fields, refuse_unread, write_fields
+from sheepop.checkpoint.mapping import REASONS, Fixed, described, read_fields, refuse_unread, write_fields
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model.config import ModelConfig
@@ -61,9 +61,10 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
     value = container.metadata.get(ARCHITECTURE_KEY)
     name = value.content if value is not None else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
+        reason = REASONS.get(str(name), "")
         raise CheckpointError(
-            f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads. It reads "
-            f"{', '.join(ARCHITECTURES)}."
+            f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads{reason}. It "
+            f"reads {', '.join(ARCHITECTURES)}."
         )
     architecture = ARCHITECTURES[name].of_file(container.tensors.keys())
     embedding = container.tensors.get(EMBEDDING_NAME)

@@ -51,7 +51,7 @@ class Layers(Field):
 
 @dataclass(frozen=True)
 class SoftCap(Field):
-    """A soft cap, 0 for none. `otherwise` is llama.cpp's cap without the key; it always caps then, unless `optional`."""
+    """A soft cap, 0 for none. `otherwise` is llama.cpp's without the key; it always caps then, unless `optional`."""
 
     theirs: str
     ours: str

@@ -1,4 +1,4 @@
-"""Gemma 4 in llama.cpp's files: heads of two widths, shared keys and values, inputs of layers, experts beside a network.
+"""Gemma 4 in llama.cpp's files: heads of two widths, shared keys, inputs of layers, experts beside a network.
 
 Only the layers without a window rotate by the divisors in a tensor: 1 for the pairs that turn, so much for the others
 that they do not.
@@ -68,7 +68,9 @@ class HeadsOfLayers(Heads):
         """Returns the heads; layers without a tensor of values use their keys."""
         slides, num_layers = _slides(settings), settings["num_layers"]
         counts = _of_layers(given, _KV_HEADS, num_layers)
-        kinds = [{count for count, slide in zip(counts, slides, strict=True) if slide is kind} for kind in (False, True)]
+        kinds = [
+            {count for count, slide in zip(counts, slides, strict=True) if slide is kind} for kind in (False, True)
+        ]
         if any(len(kind) > 1 for kind in kinds):
             raise given.problem(_KV_HEADS, "does not give all layers of one kind the same number of heads")
         shared = given.typed("attention.shared_kv_layers", int, 0)
@@ -154,13 +156,16 @@ class DenseAndExperts(Field):
         dense = [widths[layer] for layer in range(num_layers) if layer not in routed]
         found: Settings = {"d_ff": (dense or widths)[0]}
         if len(set(dense)) > 1:
-            found["layer_d_ff"] = tuple(found["d_ff"] if layer in routed else widths[layer] for layer in range(num_layers))
+            found["layer_d_ff"] = tuple(
+                found["d_ff"] if layer in routed else widths[layer] for layer in range(num_layers)
+            )
         if not routed:
             return found
         shared = {widths[layer] for layer in routed}
         if not count or not used or not width or len(shared) > 1 or max(shared) % width:
             raise given.problem(
-                names[2], f"is not the width of an expert, of which {_WIDTHS} has a whole number in the layers with some"
+                names[2],
+                f"is not the width of an expert, of which {_WIDTHS} has a whole number in the layers with some",
             )
         experts = {
             "count": count, "per_token": used, "d_ff": width, "shared": max(shared) // width, "own_norms": True,
@@ -195,7 +200,8 @@ class ProportionalRotary(Rotary):
         """Yields refusals of other positions."""
         scaling = config.rotary_scaling
         if config.position_encoding != "rope" or config.rotary_fraction != 1.0:
-            yield f"position_encoding = {config.position_encoding} of {config.rotary_fraction:g} of a head, but it has rope"
+            turned = f"{config.position_encoding} of {config.rotary_fraction:g} of a head"
+            yield f"position_encoding = {turned}, but it has rope of whole heads"
         elif scaling is None or scaling.kind != "proportional":
             yield f"rotary_scaling is {None if scaling is None else scaling.kind}, but it has proportional"
         elif all(sliding(config)):
@@ -232,7 +238,8 @@ _ROWS = (
         layout=JOINED_EXPERTS,
     ),
     Row("blk.{}.ffn_down_exps.weight", (f"{_EXPERTS}.experts.down_proj",)),
-    *norm("blk.{}.ffn_norm", f"{_EXPERTS}.shared_norm"), *norm("blk.{}.post_ffw_norm_1", f"{_EXPERTS}.shared_output_norm"),
+    *norm("blk.{}.ffn_norm", f"{_EXPERTS}.shared_norm"),
+    *norm("blk.{}.post_ffw_norm_1", f"{_EXPERTS}.shared_output_norm"),
     *norm("blk.{}.pre_ffw_norm_2", f"{_EXPERTS}.routed_norm"),
     *norm("blk.{}.post_ffw_norm_2", f"{_EXPERTS}.routed_output_norm"),
     *linear("inp_gate", "layer_input.gate_proj"), *linear("proj", "layer_input.o_proj"),

@@ -184,8 +184,9 @@ def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict
 
 def find_proportional_scaling(divisors: Tensor) -> dict[str, Any] | None:
     """Returns the settings of a scaling with these `divisors` (rotary_dim / 2), of which the last pairs do not turn."""
-    turns = int((divisors < STANDING / 2).sum())
-    if not turns or not bool((divisors[turns:] >= STANDING / 2).all()) or not bool((divisors[:turns] == divisors[0]).all()):
+    stands = divisors >= STANDING / 2
+    turns = int((~stands).sum())
+    if not turns or not bool(stands[turns:].all()) or not bool((divisors[:turns] == divisors[0]).all()):
         return None
     return {"kind": "proportional", "factor": float(divisors[0]), "fraction": _fraction(turns, len(divisors))}
 
