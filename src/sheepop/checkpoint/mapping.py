@@ -288,6 +288,12 @@ def sliding(config: ModelConfig) -> list[bool]:
     return [config.window(layer) is not None for layer in range(config.num_layers)]
 
 
+def sliding_layers(settings: Settings) -> list[bool]:
+    """Returns for each layer whether these settings give it a window."""
+    layers = settings.get("sliding_layers") or range(settings["num_layers"])
+    return [bool(settings.get("sliding_window")) and layer in layers for layer in range(settings["num_layers"])]
+
+
 def all_but_every(period: int, num_layers: int) -> list[bool]:
     """Returns for each layer whether it has a window, if all layers have one except every `period`-th."""
     return [(layer + 1) % period != 0 for layer in range(num_layers)]

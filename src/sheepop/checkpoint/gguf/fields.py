@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import Field, Settings, is_close, score_scale
 from sheepop.model.config import ModelConfig
+from sheepop.model.sections import ExpertsConfig
 
 # Whether a file has certain tensors if the model does, always (with zeros if the model does not), or never.
 Presence = Literal["optional", "always", "never"]
@@ -22,7 +23,7 @@ _COUNT, _USED = "expert_count", "expert_used_count"
 # Layers after the last one, which predict further tokens and are left out.
 FURTHER_LAYERS = "nextn_predict_layers"
 _SOFTMAX = 1
-MOST_EXPERTS = 512
+_MOST_EXPERTS = 512
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,15 @@ class NoExperts(Field):
         return {"d_ff": given.typed(_FEED_FORWARD, int)}
 
 
+def expert_refusals(experts: ExpertsConfig, usual: Settings) -> Iterator[str]:
+    """Yields refusals of more experts than llama.cpp allows, and of settings with other values than the `usual`."""
+    if experts.count > _MOST_EXPERTS:
+        yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
+    for name, value in usual.items():
+        if getattr(experts, name) != value:
+            yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
+
+
 @dataclass(frozen=True)
 class Experts(Field):
     """Experts in all layers, or in none unless `required`. With `own_width` their width has a separate key.
@@ -273,15 +283,11 @@ class Experts(Field):
             return
         if not all(config.has_experts(layer) for layer in range(config.num_layers)):
             yield "experts.layers leaves layers out, but it has experts in all or none"
-        if experts.count > MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, but it has at most {MOST_EXPERTS}"
         if experts.shared:
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
-        for name, value in (("own_norms", False), ("expert_scales", False), ("router_scale", 1.0)):
-            if getattr(experts, name) != value:
-                yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
+        yield from expert_refusals(experts, {"own_norms": False, "expert_scales": False, "router_scale": 1.0})
         if (experts.groups, experts.scale) != (1, 1.0):
             yield f"experts.groups = {experts.groups} and scale = {experts.scale:g}, but it has neither"
         if experts.router_bias is not self.biased:

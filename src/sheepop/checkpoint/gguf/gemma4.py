@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sheepop.checkpoint.exchange.tensor_rules import JOINED_EXPERTS
 from sheepop.checkpoint.gguf.architectures import LLAMA, Architecture, like
-from sheepop.checkpoint.gguf.fields import MOST_EXPERTS, Biases, Heads, ScoreScale, SoftCap
+from sheepop.checkpoint.gguf.fields import Biases, Heads, ScoreScale, SoftCap, expert_refusals
 from sheepop.checkpoint.gguf.rotary import BASE, DEFAULT_BASE, Rotary
 from sheepop.checkpoint.gguf.rows import (
     EMBEDDING_AS_IT_IS,
@@ -30,7 +30,7 @@ from sheepop.checkpoint.gguf.rows import (
 )
 from sheepop.checkpoint.gguf.windows import Windows
 from sheepop.checkpoint.given import Given
-from sheepop.checkpoint.mapping import EmbeddingRoot, Field, Settings, implied, is_close, sliding
+from sheepop.checkpoint.mapping import EmbeddingRoot, Field, Settings, implied, is_close, sliding, sliding_layers
 from sheepop.model.config import ModelConfig
 
 _KV_HEADS, _WIDTHS = "attention.head_count_kv", "feed_forward_length"
@@ -66,7 +66,7 @@ class HeadsOfLayers(Heads):
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the heads; layers without a tensor of values use their keys."""
-        slides, num_layers = _slides(settings), settings["num_layers"]
+        slides, num_layers = sliding_layers(settings), settings["num_layers"]
         counts = _of_layers(given, _KV_HEADS, num_layers)
         kinds = [
             {count for count, slide in zip(counts, slides, strict=True) if slide is kind} for kind in (False, True)
@@ -93,11 +93,6 @@ class HeadsOfLayers(Heads):
         return found
 
 
-def _slides(settings: Settings) -> list[bool]:
-    layers = settings.get("sliding_layers") or range(settings["num_layers"])
-    return [bool(settings.get("sliding_window")) and layer in layers for layer in range(settings["num_layers"])]
-
-
 def _of_layers(given: Given, name: str, num_layers: int) -> list[int]:
     """Returns the number of each layer from a key with a list of them, or one for all."""
     if not isinstance(given.take(name), list):
@@ -118,17 +113,13 @@ class DenseAndExperts(Field):
         experts = config.experts
         if experts is None:
             return
-        if experts.count > MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, but it has at most {MOST_EXPERTS}"
         if not experts.shared:
             yield "experts.shared = 0, but it has a dense network beside its experts"
         usual = {
             "own_norms": True, "expert_scales": True, "shared_gate": False, "router_bias": False, "normalize": True,
             "scores": "softmax", "scale": 1.0, "groups": 1,
         }  # fmt: skip
-        for name, value in usual.items():
-            if getattr(experts, name) != value:
-                yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
+        yield from expert_refusals(experts, usual)
         root = config.d_model**-0.5
         if not is_close(experts.router_scale, root):
             yield f"experts.router_scale = {experts.router_scale:g}, but it has {root:g}"
