@@ -17,6 +17,9 @@ from sheepop.core.errors import CheckpointError, ConfigError, first_few
 from sheepop.model.config import ModelConfig
 
 Settings = dict[str, Any]
+# Why a family or an architecture is not read.
+_GEMMA3N = ", because it mixes several residual streams (AltUp) and has branches of low rank (Laurel)"
+REASONS = {"gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N}
 
 
 class Field:
@@ -283,6 +286,12 @@ def score_scale(config: ModelConfig) -> float:
 def sliding(config: ModelConfig) -> list[bool]:
     """Returns for each layer whether it has a sliding window."""
     return [config.window(layer) is not None for layer in range(config.num_layers)]
+
+
+def sliding_layers(settings: Settings) -> list[bool]:
+    """Returns for each layer whether these settings give it a window."""
+    layers = settings.get("sliding_layers") or range(settings["num_layers"])
+    return [bool(settings.get("sliding_window")) and layer in layers for layer in range(settings["num_layers"])]
 
 
 def all_but_every(period: int, num_layers: int) -> list[bool]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -34,9 +36,22 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
         is_module = home == package
-        found = importlib.import_module(f"{home}.{name}" if is_module else home)
+        with _no_collection():
+            found = importlib.import_module(f"{home}.{name}" if is_module else home)
         value = found if is_module else getattr(found, name)
         setattr(module, name, value)  # next time Python finds it without this function
         return value
 
     return load, lambda: sorted(vars(module)["__all__"])
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: it would visit all that the imports make again and again, a seventh of torch's import."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

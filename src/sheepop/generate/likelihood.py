@@ -12,12 +12,11 @@ from torch import Tensor
 
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import UsageError
-from sheepop.generate.blocks import BlockTable, Copy
+from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
-from sheepop.generate.runner import Reading, hidden_states, paged_runner
-from sheepop.generate.sampler import Likeliest
+from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.accounting.memory import pass_bytes
@@ -30,7 +29,6 @@ _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
 _TEXTS_WITH_STATES = 8  # of a pass; as many states are left for the forks
 _WINDOW = 2048  # tokens of a window, unless the model's context is shorter
-_ROWS = 256  # of logits at a time
 _Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
 
 
@@ -154,15 +152,12 @@ class _Reading:
 
     def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
         self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
-        longest_pass = max(
-            tokens_per_pass, *(len(ids) for group in groups for ids in (group.context, *group.continuations))
-        )
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
         count = 2 * texts + 2 * _FORKS_PER_PASS
         of_states = state_bytes(model, 2 * _TEXTS_WITH_STATES, BLOCK_SIZE)
-        require_memory(model, longest_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
+        require_memory(model, tokens_per_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
         self._manager = block_manager(model, count, BLOCK_SIZE, max_sequences=2 * _TEXTS_WITH_STATES)
         self._runner = paged_runner(model, num_blocks=self._manager.num_blocks, block_size=BLOCK_SIZE)
         # States are found again only where a text ended, so that waiting for the prefix of another saves nothing.
@@ -173,10 +168,10 @@ class _Reading:
         begin = 0
         while begin < len(self._groups):
             texts, shares = self._contexts(begin)
-            states_RD = self._runner.states(Reading.of(shares))
             groups, begin = self._groups[begin : begin + len(texts)], begin + len(texts)
             # Sorted contexts share the most with the next one; blocks of anything else are used again at once.
             following = self._groups[begin].context if begin < len(self._groups) else []
+            states_RD = self._states(shares, following)
             for text in texts:
                 assert text.table is not None
                 shared = _shared(text.context, following)
@@ -199,7 +194,8 @@ class _Reading:
             if self._has_states:
                 waits = False
             waits = waits or len(texts) == (_TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS)
-            copies = None if waits or (texts and count > budget) else self._manager.reserve(text.table, count)
+            fits = not waits and (not texts or count <= budget)
+            copies = self._manager.reserve(text.table, min(count, self._tokens_per_pass)) if fits else None
             if copies is None:
                 self._manager.close(text.table)
                 break
@@ -219,7 +215,7 @@ class _Reading:
         while waiting:
             forks, shares = self._forks(waiting, texts)
             tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._runner.states(Reading.of(shares)), tokens))
+            rest = iter(self._judge(self._states(shares), tokens))
             for pair, fork in zip(waiting, forks, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
                 assert fork.table is not None
@@ -244,7 +240,7 @@ class _Reading:
             assert origin.table is not None
             fork = _Text(origin.context, list(found[:-1]), self._manager.fork(origin.table))
             assert fork.table is not None
-            copies = self._manager.reserve(fork.table, count)
+            copies = self._manager.reserve(fork.table, min(count, self._tokens_per_pass))
             if copies is None:
                 self._manager.close(fork.table)
                 break
@@ -252,6 +248,29 @@ class _Reading:
             shares.append(_share(fork, count, copies))
             budget -= count
         return forks, shares
+
+    def _states(self, shares: Sequence[Share], following: Sequence[int] = ()) -> Tensor:
+        """The hidden states (R, D) that predict; a text longer than a pass, which is alone, is read in several.
+
+        What it shares with the text `following` stays findable.
+        """
+        if len(shares) > 1:
+            return self._runner.states(Reading.of(shares))
+        ((text, (table, start, count), num_predictions),), copies = shares[0].grants, shares[0].copies
+        assert isinstance(text, _Text)
+        tokens, end, found = [*text.context, *text.drafts], start + count, []
+        while start < end:
+            size = min(self._tokens_per_pass, end - start)
+            predicting = min(size, max(0, num_predictions - (end - start - size)))
+            share = Share(shares[0].request, [Grant(text, Chunk(table, start, size), predicting)], copies)
+            found.append(self._runner.states(Reading.of([share])))
+            start += size
+            if start < end:
+                self._manager.advance(table, tokens, start, findable=_shared(tokens, following))
+                reserved = self._manager.reserve(table, min(self._tokens_per_pass, end - start))
+                assert reserved is not None, "the cache has room for one longest text"
+                copies = reserved
+        return torch.cat(found)
 
     def _judge(self, states_RD: Tensor, token_ids: Sequence[int], rows: Sequence[int] | None = None) -> list[_Judged]:
         """Scores each of `token_ids` as the next token after the state in its row, by default one for each state."""
@@ -375,21 +394,3 @@ def score_text(model: Transformer, tokenizer: Tokenizer, text: str, *, context: 
     of_tokens = [tokenizer.token_bytes(token_id) for token_id in predicted]
     pieces = [data.decode("utf-8", errors="replace") for data in of_tokens]
     return Score(predicted, pieces, logprobs, ranks, sum(map(len, of_tokens)), length)
-
-
-@torch.inference_mode()
-def prompt_likelihoods(model: Transformer, token_ids: Sequence[int], top: int) -> tuple[list[float], list[Likeliest]]:
-    """The log-probability of each token of a prompt but the first, and the `top` likeliest tokens in its place."""
-    if len(token_ids) < 2:
-        return [], []
-    (hidden_TD,) = hidden_states(model, [token_ids[:-1]])
-    following = torch.tensor(token_ids[1:], device=model.device)
-    logprobs: list[float] = []
-    likeliest: list[Likeliest] = []
-    for states_TD, labels in zip(torch.split(hidden_TD, _ROWS), torch.split(following, _ROWS), strict=True):
-        # Of a split model, this process alone reads them, with the whole head.
-        found = model.logits(model.lm_head(states_TD[None]))[0].float().log_softmax(dim=-1)
-        logprobs += found.gather(1, labels[:, None])[:, 0].tolist()
-        best = found.topk(min(top, found.shape[1]), dim=-1)
-        likeliest += map(Likeliest, best.indices.tolist(), best.values.tolist())
-    return logprobs, likeliest

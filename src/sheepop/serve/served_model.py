@@ -18,9 +18,10 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.config import model_defaults
 from sheepop.generate.engine import BLOCK_SIZE
-from sheepop.generate.likelihood import prompt_likelihoods
 from sheepop.generate.request import Request, read_prompt
 from sheepop.generate.runner import hidden_states, is_led
+from sheepop.generate.sampler import Likeliest
+from sheepop.model import Transformer
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.formats import Section, format_of, markers
 from sheepop.serve.logprobs import Tokens
@@ -30,6 +31,7 @@ from sheepop.tokenizer.chat import free_variables
 
 T = TypeVar("T")
 _TOKENS_PER_PASS = 2048  # of embeddings
+_ROWS = 256  # of logits at a time
 _TAIL = 16  # tokens of a prompt that may begin a section of the answer
 _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine
 
@@ -231,3 +233,21 @@ class ServedModel:
         self.generator.close()
         if self.template is not None:
             self.template.close()
+
+
+@torch.inference_mode()
+def prompt_likelihoods(model: Transformer, token_ids: Sequence[int], top: int) -> tuple[list[float], list[Likeliest]]:
+    """The log-probability of each token of a prompt but the first, and the `top` likeliest tokens in its place."""
+    if len(token_ids) < 2:
+        return [], []
+    (hidden_TD,) = hidden_states(model, [token_ids[:-1]])
+    following = torch.tensor(token_ids[1:], device=model.device)
+    logprobs: list[float] = []
+    likeliest: list[Likeliest] = []
+    for states_TD, labels in zip(torch.split(hidden_TD, _ROWS), torch.split(following, _ROWS), strict=True):
+        # Of a split model, this process alone reads them, with the whole head.
+        found = model.logits(model.lm_head(states_TD[None]))[0].float().log_softmax(dim=-1)
+        logprobs += found.gather(1, labels[:, None])[:, 0].tolist()
+        best = found.topk(min(top, found.shape[1]), dim=-1)
+        likeliest += map(Likeliest, best.indices.tolist(), best.values.tolist())
+    return logprobs, likeliest

@@ -52,6 +52,13 @@ LATENT = GATED | {
 }  # fmt: skip
 ROUTED = {"count": 6, "per_token": 2, "d_ff": 32, "shared": 2, "scale": 2.5, "layers": (1, 2)}
 
+GEMMA4 = GATED | {
+    "num_layers": 6, "norm_position": "sandwich", "activation": "geglu_tanh", "tie_weights": True, "qk_norm": "head",
+    "embedding_scale": 32**0.5, "head_dim": 16, "num_kv_heads": 1, "value_norm": True, "attention_scale": 1.0,
+    "position_base": 1e6, "rotary_scaling": {"kind": "proportional", "factor": 1.0, "fraction": 0.25},
+    "sliding_window": 6, "sliding_layers": (0, 2, 4), "sliding_head_dim": 8, "sliding_num_kv_heads": 2,
+    "sliding_position_base": 700.0, "layer_factor": True, "logit_soft_cap": 9.0,
+}  # fmt: skip
 # name: (architecture, configuration)
 TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gpt2": ("gpt2", BIASED | {"position_encoding": "learned", "norm_eps": 1e-3}),
@@ -155,6 +162,16 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
         "experts": ROUTED | {"scores": "sigmoid", "groups": 3, "groups_per_token": 2, "group_top": 2},
     }),
     "deepseek2-plain": ("deepseek2", LATENT | {"tie_weights": True, "experts": ROUTED | {"normalize": False}}),
+    "gemma4": ("gemma4", GEMMA4 | {
+        "shared_kv_layers": 2, "layer_d_ff": (64, 64, 64, 64, 96, 96), "layer_inputs": {"width": 32},
+    }),
+    "gemma4-experts": ("gemma4", GEMMA4 | {
+        "keys_as_values": (1, 3, 5), "logit_soft_cap": None,
+        "experts": {
+            "count": 4, "per_token": 2, "d_ff": 32, "shared": 2, "own_norms": True, "expert_scales": True,
+            "router_scale": 32**-0.5,
+        },
+    }),
     "seed_oss": ("seed_oss", GATED | {"num_kv_heads": 2, "head_dim": 16, "attention_bias": True}),
 }  # fmt: skip
 

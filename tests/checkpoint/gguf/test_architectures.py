@@ -203,6 +203,8 @@ def same_network(one: ModelConfig, other: ModelConfig) -> bool:
         unused.add("position_base")
     if one.experts is not None and one.experts.layers is None and one.experts.d_ff is not None:
         unused.add("d_ff")  # no layer is without experts
+    if one.layer_d_ff is not None and one.layer_d_ff == other.layer_d_ff:
+        unused.add("d_ff")
     # One width of experts, said twice.
     if one.experts is not None and other.experts is not None:
         widths = [(config.experts.d_ff or config.d_ff, config.d_ff) for config in (one, other) if config.experts]
@@ -304,11 +306,22 @@ def test_what_only_we_compute_is_refused_with_the_settings_of_a_model_without_it
         }}, "rotary_scaling.truncate = True, but it always computes False"),
         ("stablelm", {"parallel_residual": True}, "parallel_residual = True, but then both sublayers share a norm"),
         ("llama", {"initialization": "mup", "mup_base_d_model": 16}, "mup_base_d_model = 16 scales the logits"),
+        ("gemma4", {"shared_kv_layers": 3, "layer_d_ff": None}, "keys of layer 1, but it uses those of 2"),
+        ("gemma4", {"rotary_scaling": None}, "rotary_scaling is None, but it has proportional"),
+        ("gemma4", {"sliding_position_base": None}, "scales the sliding layers too, but it does not"),
+        ("gemma4", {"attention_scale": None}, "the scale of the scores is 0.25, but it uses 1"),
+        ("gemma4-experts", {"experts": {"count": 4}}, "experts.shared = 0, but it has a dense network beside"),
     ],
 )  # fmt: skip
 def test_reasons_are_in_words(make: Callable[..., Any], name: str, changes: dict[str, Any], reason: str) -> None:
     toy = make(name, **changes)
     assert any(reason in found for found in ARCHITECTURES[toy.architecture].refusals(toy.config))
+
+
+def test_opt_has_no_name_there(make: Callable[..., Any]) -> None:
+    """LayerNorm, biases and learned positions like GPT-2, but ReLU."""
+    with pytest.raises(CheckpointError, match=r"(?s)no architecture that .*  gpt2: activation = relu, but it computes"):
+        choose_architecture(make("gpt2", activation="relu").config)
 
 
 def test_a_window_as_wide_as_the_context_is_none(make: Callable[..., Any]) -> None:
@@ -338,7 +351,7 @@ def test_names_are_those_of_llama_cpp(tmp_path: Path, toy: Any) -> None:
         f"{gguf.TENSOR_NAMES[tensor].format(bid=layer)}{suffix}"
         for tensor in gguf.MODEL_TENSORS[architecture]
         for layer in range(toy.config.num_layers)
-        for suffix in (".weight", ".bias", *([""] if tensor == gguf.MODEL_TENSOR.SSM_A else []))
+        for suffix in (".weight", ".bias", ".scale", *([""] if tensor == gguf.MODEL_TENSOR.SSM_A else []))
     }
     with Container(toy.write(tmp_path / "toy.gguf")) as container:
         keys = {key for key in container.metadata if not key.startswith("sheepop.")}

@@ -87,6 +87,7 @@ def test_keys_are_read(tmp_path: Path, keys: dict[str, Value | None], settings: 
     [
         ({"general.architecture": None}, "general.architecture = None is not an architecture that SheepOp reads"),
         ({"general.architecture": value_of("mamba")}, "'mamba' is not an architecture that SheepOp reads. It reads"),
+        ({"general.architecture": value_of("gemma3n")}, r"SheepOp reads, because it mixes several residual streams"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": value_of(0)}, "num_layers"),
         ({"llama.block_count": value_of("1")}, "llama.block_count = '1' is not a whole number"),
@@ -172,6 +173,49 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, make: C
         assert file.config.gated_delta_net is not None
         assert file.config.gated_delta_net.layers == (0, 1)
         assert file.notes() == ["Left out, because they predict further tokens: blk.3.nextn.eh_proj.weight."]
+
+
+def write_gemma4(path: Path, toy: Any, keys: dict[str, Value], tensors: dict[str, tuple[int, ...]]) -> Path:
+    """A toy as another program writes it, with some keys changed and some tensors added; all numbers are 1."""
+    architecture = ARCHITECTURES["gemma4"]
+    metadata = {key: value for key, value in config_metadata(architecture, toy.config).items() if key != CONFIG_KEY}
+    shapes = {place.theirs: place.shape for place in places(architecture, toy.config)} | tensors
+    entries = [TensorEntry(name, F32, shape) for name, shape in shapes.items()]
+    metadata |= {**keys, CHECKSUM_KEY: checksum_placeholder(0)}
+    write_container(path, metadata, entries, lambda entry: [torch.ones(math.prod(entry.shape)).view(torch.uint8)])
+    return path
+
+
+def test_projections_that_nothing_reads_are_left_out(tmp_path: Path, make: Callable[..., Any]) -> None:
+    """Published files of Gemma 4 have keys and values in the layers that use those of others."""
+    toy = make("gemma4")
+    further = {"blk.4.attn_k.weight": (16, 32), "blk.4.attn_v.weight": (16, 32), "blk.5.attn_k_norm.weight": (16,)}
+    with open_gguf(write_gemma4(tmp_path / "toy.gguf", toy, {}, further)) as file:
+        # Divisors of 1: all pairs turn.
+        scaling = {"kind": "proportional", "factor": 1.0, "fraction": 1.0}
+        assert file.config == toy.config.replace(rotary_scaling=scaling)
+        assert [note.split(": ")[1] for note in file.notes()] == ["; ".join(further) + "."]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("gemma4", {"attention.head_count_kv": i32s([2, 1, 2, 1, 1, 1])}, "one kind the same number of heads"),
+        ("gemma4", {"attention.head_count_kv": i32s([2, 1])}, "has 2 entries for 6 layers"),
+        ("gemma4", {"attention.value_length_swa": value_of(16)}, "is not the 8 columns of keys"),
+        ("gemma4", {"rope.dimension_count": value_of(8)}, "does not rotate whole heads of 16 columns"),
+        ("gemma4", {"attention.sliding_window_pattern": value_of(2)}, "is not a list"),
+        ("gemma4", {"attention.shared_kv_layers": value_of(6)}, "leaves no layer with keys and values"),
+        ("gemma4-experts", {"expert_feed_forward_length": value_of(48)}, "is not the width of an expert"),
+        ("gemma4-experts", {"expert_used_count": value_of(0)}, "is not the width of an expert"),
+    ],
+)
+def test_what_gemma_4_does_not_have_is_named(
+    tmp_path: Path, make: Callable[..., Any], name: str, keys: dict[str, Value], message: str
+) -> None:
+    path = write_gemma4(tmp_path / "toy.gguf", make(name), {f"gemma4.{key}": value for key, value in keys.items()}, {})
+    with pytest.raises(CheckpointError, match=message):
+        open_gguf(path)
 
 
 def test_divisors_of_one_are_no_scaling(tmp_path: Path) -> None:

@@ -89,6 +89,22 @@ def test_a_strangers_byte_level_keys_give_the_same_ids(further: int) -> None:
     assert back.decode(back.encode(TEXT)) == TEXT
 
 
+def test_a_vocabulary_with_a_list_of_merges_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
+    """As converters write Gemma 4's."""
+    package, tokenizer = sentencepiece(tmp_path, add_dummy_prefix=False)
+    merges = [" ".join(pair) for pair in json.loads(tokenizer.to_json())["model"]["merges"]]
+    metadata = stranger(tokenizer) | {
+        "tokenizer.ggml.model": value_of("gemma4"), "tokenizer.ggml.merges": texts(merges),
+    }  # fmt: skip
+    for key in ("scores", "pre", "add_bos_token"):
+        del metadata[f"tokenizer.ggml.{key}"]
+    back = tokenizer_from_metadata(metadata, tokenizer.vocab_size, PATH)
+    for line in (TEXT, "", " ", "a", "  two  spaces ", "unseen: ğ🦊\t\n\n"):
+        assert back.encode(line) == package.encode(line), line
+        assert back.decode(back.encode(line)) == line
+    assert back.prefix_ids == (package.bos_id(),)
+
+
 @pytest.mark.parametrize("options", [{}, {"add_dummy_prefix": False}])
 def test_a_strangers_sentencepiece_keys_give_the_ids_of_sentencepiece(tmp_path: Path, options: dict[str, Any]) -> None:
     package, tokenizer = sentencepiece(tmp_path, **options)

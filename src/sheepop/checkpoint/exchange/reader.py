@@ -22,6 +22,7 @@ from sheepop.checkpoint.expected_tensors import tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.given import shown
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, pieces
+from sheepop.checkpoint.mapping import REASONS
 from sheepop.checkpoint.source_directory import CONFIG, check_tokenizer_files, read_table
 from sheepop.checkpoint.vocabulary import fitting
 from sheepop.checkpoint.weight_files import listed, open_weights
@@ -30,9 +31,6 @@ from sheepop.model.config import ModelConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 _LONGEST_VERSION = 40
-# Why a family is not read.
-_GEMMA3N = ", because it mixes several residual streams (AltUp) and has branches of low rank (Laurel)"
-_REASONS = {"gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N}
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _KEYS = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.[kv]_(?:proj|norm)\.")
 _HEAD = "lm_head.weight"
@@ -156,7 +154,7 @@ def family_of(keys: Mapping[str, Any], directory: Path) -> Family:
     if isinstance(model_type, str) and model_type in known:
         return known[model_type]
     found = "there is no model_type" if model_type is None else f"model_type = {shown(model_type)} is not supported"
-    found += _REASONS.get(str(model_type), "")
+    found += REASONS.get(str(model_type), "")
     raise CheckpointError(
         f"{directory / CONFIG}: {found}. Choose a model of a supported family: {', '.join((*known, *MULTIMODAL))}."
     )

@@ -1,5 +1,7 @@
 """The algorithms of GGUF vocabularies: byte-level BPE, llama.cpp's model ``gpt2``, and SentencePiece, ``llama``.
 
+``gemma4`` spells text like ``llama``, and lists its merges like ``gpt2``; it is only read.
+
 A character tokenizer is also written as byte-level BPE, whose merges form each character from its bytes.
 For SentencePiece, llama.cpp merges any two neighbours that form a token, the token with the best score first, and
 encodes the rest as bytes. A ``tokenizer.json`` expresses the same by listing every pair that forms a token, in the
@@ -8,7 +10,7 @@ order of the scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -85,9 +87,6 @@ def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     if known is None:
         reason = f"is a way to split text that SheepOp does not know; it knows {', '.join(BY_NAME)}"
         raise keys.problem(_PRE, reason if name else "is missing, but it defines how text is split")
-    merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
-    if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which does not have two parts")
     return {
         "normalizer": None,
         "pre_tokenizer": known.description,
@@ -96,9 +95,16 @@ def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
             "type": "BPE",
             "ignore_merges": known.ignore_merges,
             "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
-            "merges": merges,
+            "merges": _listed_merges(keys),
         },
     }
+
+
+def _listed_merges(keys: Given) -> list[list[str]]:
+    merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
+    if wrong := next((merge for merge in merges if len(merge) != 2), None):
+        raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which does not have two parts")
+    return merges
 
 
 def _normalizer_notes(normalizer: Any) -> list[str]:
@@ -154,9 +160,21 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
     """Returns the ``tokenizer.json`` of a file's model, without added tokens."""
     if tokens.scores is None:
         raise keys.problem(SCORES, "is missing")
+    return _spelled_description(keys, tokens, _merges(tokens, tokens.scores), keys.typed(_SPACE_PREFIX, bool, True))
+
+
+def gemma4_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
+    """Returns the ``tokenizer.json`` of a file's model that lists its merges, without added tokens."""
+    keys.take(_SPACE_PREFIX, None)
+    return _spelled_description(keys, tokens, _listed_merges(keys), prefix=False)
+
+
+def _spelled_description(
+    keys: Given, tokens: TokenList, merges: Sequence[Sequence[str]], prefix: bool
+) -> dict[str, Any]:
+    """Returns the ``tokenizer.json`` of BPE over characters, with spaces replaced and bytes for unknown characters."""
     if not set(tokens.texts) >= set(BYTE_TOKENS):
         raise keys.problem(TOKENS, "does not have a token for each of the 256 bytes, as this model needs")
-    prefix = keys.typed(_SPACE_PREFIX, bool, True)
     unescape: dict[str, Any] = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     steps = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -171,7 +189,7 @@ def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
-            "merges": _merges(tokens, tokens.scores),
+            "merges": merges,
         },
     }
 

@@ -13,9 +13,9 @@ from sheepop.checkpoint.gguf.architectures import Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
 from sheepop.checkpoint.gguf.metadata import Metadata, Value, value_of
-from sheepop.checkpoint.gguf.rotary import DIVISORS, find_llama3_scaling
+from sheepop.checkpoint.gguf.rotary import DIVISORS, find_llama3_scaling, find_proportional_scaling
 from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME
-from sheepop.checkpoint.mapping import Fixed, described, read_fields, refuse_unread, write_fields
+from sheepop.checkpoint.mapping import REASONS, Fixed, described, read_fields, refuse_unread, write_fields
 from sheepop.core.config import validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.model.config import ModelConfig
@@ -61,9 +61,10 @@ def read_config(container: Container) -> tuple[Architecture, ModelConfig]:
     value = container.metadata.get(ARCHITECTURE_KEY)
     name = value.content if value is not None else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
+        reason = REASONS.get(str(name), "")
         raise CheckpointError(
-            f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads. It reads "
-            f"{', '.join(ARCHITECTURES)}."
+            f"{container.path}: {ARCHITECTURE_KEY} = {name!r} is not an architecture that SheepOp reads{reason}. It "
+            f"reads {', '.join(ARCHITECTURES)}."
         )
     architecture = ARCHITECTURES[name].of_file(container.tensors.keys())
     embedding = container.tensors.get(EMBEDDING_NAME)
@@ -91,7 +92,9 @@ def _read_settings(container: Container, architecture: Architecture, rows: int) 
 
 
 def _read_divisors(container: Container, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    if settings.get("rotary_scaling") is not None:
+    given = settings.get("rotary_scaling")
+    proportional = given is not None and given["kind"] == "proportional"
+    if given is not None and not proportional:
         raise CheckpointError(f"{container.path}: {DIVISORS} is given together with another scaling of positions.")
     found = container.read(DIVISORS).to(torch.float64).flatten()
     turned = int(
@@ -99,12 +102,16 @@ def _read_divisors(container: Container, settings: Mapping[str, Any]) -> dict[st
     )
     if 2 * len(found) != turned:
         raise CheckpointError(f"{container.path}: {DIVISORS} has {len(found)} numbers for {turned} rotated columns.")
-    if bool((found == 1).all()):
+    if proportional:
+        scaling = find_proportional_scaling(found)
+    elif bool((found == 1).all()):
         return None
-    scaling = find_llama3_scaling(found, settings["position_base"], settings["max_seq_len"])
+    else:
+        scaling = find_llama3_scaling(found, settings["position_base"], settings["max_seq_len"])
     if scaling is None:
+        name = "Gemma 4" if proportional else "Llama 3"
         raise CheckpointError(
-            f"{container.path}: {DIVISORS} does not follow Llama 3's scaling, the only one that SheepOp reads."
+            f"{container.path}: {DIVISORS} does not follow {name}'s scaling, the only one that SheepOp reads here."
         )
     return scaling
 

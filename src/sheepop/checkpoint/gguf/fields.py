@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import Field, Settings, is_close, score_scale
 from sheepop.model.config import ModelConfig
+from sheepop.model.sections import ExpertsConfig
 
 # Whether a file has certain tensors if the model does, always (with zeros if the model does not), or never.
 Presence = Literal["optional", "always", "never"]
@@ -51,20 +52,21 @@ class Layers(Field):
 
 @dataclass(frozen=True)
 class SoftCap(Field):
-    """A soft cap, 0 for none. If llama.cpp always caps, `otherwise` is its cap without the key."""
+    """A soft cap, 0 for none. `otherwise` is llama.cpp's without the key; it always caps then, unless `optional`."""
 
     theirs: str
     ours: str
     otherwise: float | None = None
+    optional: bool = False
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
         """Yields a refusal of no cap if llama.cpp always caps."""
-        if self.otherwise is not None and getattr(config, self.ours) is None:
+        if self.otherwise is not None and not self.optional and getattr(config, self.ours) is None:
             yield f"{self.ours} is not set, but it always caps"
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the cap, if there is one."""
-        return {self.theirs: getattr(config, self.ours)}
+        """Returns the cap, if there is one, or that there is none."""
+        return {self.theirs: getattr(config, self.ours) or (0.0 if self.optional else None)}
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the cap, or llama.cpp's default."""
@@ -143,13 +145,14 @@ class Heads(Field):
 
 @dataclass(frozen=True)
 class ScoreScale(Field):
-    """The scale of the scores: 1 / sqrt(head_dim), or with `odd_layers` layers 1 / sqrt(d_model / num_heads).
+    """The scale of the scores: `fixed`, or 1 / sqrt(head_dim), with `odd_layers` layers 1 / sqrt(d_model / num_heads).
 
     llama.cpp recognises the largest Gemma by its number of layers. muP scales scores and logits by factors for which
     there is no key.
     """
 
     odd_layers: int | None = None
+    fixed: float | None = None
     covers = ("attention_scale", "mup_base_d_model", "mup_base_head_dim")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -163,12 +166,15 @@ class ScoreScale(Field):
 
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the scale if it is not the usual one."""
-        num_layers, heads = settings["num_layers"], settings["num_heads"]
+        num_layers = settings["num_layers"]
         if num_layers != self.odd_layers:
-            return {}
-        return {"attention_scale": self._scale(num_layers, settings["d_model"], heads, settings["head_dim"])}
+            return {"attention_scale": self.fixed}
+        sizes = (settings[name] for name in ("d_model", "num_heads", "head_dim"))
+        return {"attention_scale": self._scale(num_layers, *sizes)}
 
     def _scale(self, num_layers: int, d_model: int, num_heads: int, head_dim: int) -> float:
+        if self.fixed is not None:
+            return self.fixed
         width = d_model // num_heads if num_layers == self.odd_layers else head_dim
         return 1 / math.sqrt(max(1, width))
 
@@ -247,6 +253,15 @@ class NoExperts(Field):
         return {"d_ff": given.typed(_FEED_FORWARD, int)}
 
 
+def expert_refusals(experts: ExpertsConfig, usual: Settings) -> Iterator[str]:
+    """Yields refusals of more experts than llama.cpp allows, and of settings with other values than the `usual`."""
+    if experts.count > _MOST_EXPERTS:
+        yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
+    for name, value in usual.items():
+        if getattr(experts, name) != value:
+            yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
+
+
 @dataclass(frozen=True)
 class Experts(Field):
     """Experts in all layers, or in none unless `required`. With `own_width` their width has a separate key.
@@ -268,15 +283,11 @@ class Experts(Field):
             return
         if not all(config.has_experts(layer) for layer in range(config.num_layers)):
             yield "experts.layers leaves layers out, but it has experts in all or none"
-        if experts.count > _MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
         if experts.shared:
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
-        for name, value in (("own_norms", False), ("expert_scales", False), ("router_scale", 1.0)):
-            if getattr(experts, name) != value:
-                yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
+        yield from expert_refusals(experts, {"own_norms": False, "expert_scales": False, "router_scale": 1.0})
         if (experts.groups, experts.scale) != (1, 1.0):
             yield f"experts.groups = {experts.groups} and scale = {experts.scale:g}, but it has neither"
         if experts.router_bias is not self.biased:

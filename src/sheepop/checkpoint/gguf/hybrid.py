@@ -14,6 +14,7 @@ from sheepop.checkpoint.exchange.tensor_rules import BY_KEY_HEAD, INTERLEAVED, R
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES as OTHERS
 from sheepop.checkpoint.gguf.architectures import LLAMA, architecture, like
 from sheepop.checkpoint.gguf.fields import Biases
+from sheepop.checkpoint.gguf.gemma4 import GEMMA4
 from sheepop.checkpoint.gguf.hybrid_fields import (
     SIGMOID,
     SOFTMAX,
@@ -247,4 +248,4 @@ _TABLES = (
         RoutedExperts((SOFTMAX, SIGMOID), shared="counted", leading=True, choices=True),
     ),
 )  # fmt: skip
-ARCHITECTURES = OTHERS | {table.name: table for table in _TABLES}
+ARCHITECTURES = OTHERS | {table.name: table for table in (*_TABLES, GEMMA4)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from sheepop.checkpoint.gguf.fields import Heads
+from sheepop.checkpoint.gguf.fields import Heads, expert_refusals
 from sheepop.checkpoint.gguf.rotary import ATTENTION_FACTOR, Rotary
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.mapping import (
@@ -20,7 +20,6 @@ from sheepop.checkpoint.mapping import (
 from sheepop.model.config import ModelConfig
 
 SOFTMAX, SIGMOID = 1, 2
-_MOST_EXPERTS = 512
 _KV_HEADS = "attention.head_count_kv"
 _RECURRENT, _PERIOD = "attention.recurrent_layers", "full_attention_interval"
 _YARN_LOG = "rope.scaling.yarn_log_multiplier"
@@ -49,8 +48,6 @@ class RoutedExperts(Field):
         with_experts = [config.has_experts(layer) for layer in range(num_layers)]
         if not with_experts[-1] or with_experts != sorted(with_experts) or not (self.leading or with_experts[0]):
             yield "experts.layers leaves other layers out than it does"
-        if experts.count > _MOST_EXPERTS:
-            yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
         if _SCORES[experts.scores] not in self.scores:
             yield f"experts.scores = {experts.scores}, but it computes another function"
         has_shared = {"none": (False, False), "counted": (True, False), "gated": (True, True)}[self.shared]
@@ -58,9 +55,7 @@ class RoutedExperts(Field):
             yield f"experts.shared = {experts.shared} and shared_gate = {experts.shared_gate}, but it has {self.shared}"
         usual = {"router_bias": False, "own_norms": False, "expert_scales": False, "router_scale": 1.0}
         usual |= {} if self.choices else {"normalize": True, "scale": 1.0, "groups": 1}
-        for name, value in usual.items():
-            if getattr(experts, name) != value:
-                yield f"experts.{name} = {getattr(experts, name)}, but it has {value}"
+        yield from expert_refusals(experts, usual)
         if experts.groups > 1 and experts.group_top != 2:
             yield f"experts.group_top = {experts.group_top}, but it adds two scores"
         if config.feed_forward_bias:

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sheepop.checkpoint.exchange.tensor_rules import Stacked, regrouped
+from sheepop.checkpoint.exchange.tensor_rules import JOINED_EXPERTS, Stacked, regrouped
 from sheepop.checkpoint.expected_tensors import expected_tensors
 from sheepop.checkpoint.gguf.architectures import Architecture
-from sheepop.checkpoint.gguf.rotary import DIVISORS
+from sheepop.checkpoint.gguf.rotary import DIVISORS, STANDING
 from sheepop.checkpoint.gguf.rows import OUTPUT_NAME, POSITIONS_NAME, Conversion, Role, Row
 from sheepop.checkpoint.lazy_tensor import Shape
 from sheepop.core.errors import CheckpointError
@@ -49,7 +49,7 @@ class Place:
     @property
     def keeps_numbers(self) -> bool:
         """Whether this is a matrix with the numbers of ours, in another order of rows at most."""
-        by_rows = self.layout is None or isinstance(self.layout, Stacked)
+        by_rows = self.layout in (None, JOINED_EXPERTS) or isinstance(self.layout, Stacked)
         return self.role is Role.MATRIX and self.scale == 1.0 and len(self.shape) > 1 and by_rows
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -114,7 +114,7 @@ def balances(config: ModelConfig) -> set[str]:
 def _computed(config: ModelConfig) -> Iterator[Place]:
     """Yields the tensors that are computed from the configuration: divisors of angles, and sinusoids."""
     scaling = config.rotary_scaling
-    if scaling is not None and scaling.kind == "llama3":
+    if scaling is not None and scaling.kind in ("llama3", "proportional"):
         yield Place(DIVISORS, (config.rotary_dim // 2,), (), Role.PRECISE, constant=partial(_divisors, config))
     if config.position_encoding == "sinusoidal":
         shape = (config.max_seq_len, config.d_model)
@@ -123,10 +123,10 @@ def _computed(config: ModelConfig) -> Iterator[Place]:
 
 
 def _divisors(config: ModelConfig) -> Tensor:
-    """Returns the divisor of each pair's angle in Llama 3's scaling."""
+    """Returns the divisor of each pair's angle in the scaling of Llama 3, or of Gemma 4."""
     plain, _ = rotary_frequencies(config.rotary_dim, config.position_base)
     scaled, _ = rotary_frequencies(config.rotary_dim, config.position_base, config.rotary_scaling)
-    return (plain / scaled).float()
+    return (plain / scaled).clamp(max=STANDING).float()
 
 
 def _of_rows(architecture: Architecture, config: ModelConfig, expected: Mapping[str, Shape]) -> Iterator[Place]:

@@ -62,7 +62,10 @@ class GGUFFile:
         }
         key = container.metadata.get(f"{self.architecture.name}.{FURTHER_LAYERS}")
         self._further = sorted(further) if key is not None and key.content else []
-        _check_tensors(container, found, self._further)
+        sharing = range(self.config.num_layers - self.config.shared_kv_layers, self.config.num_layers)
+        keys = (f"blk.{layer}.{name}.weight" for layer in sharing for name in ("attn_k", "attn_k_norm", "attn_v"))
+        self._unread = [name for name in keys if name in container.tensors]
+        _check_tensors(container, found, [*self._further, *self._unread])
         self._half = _half_precision([container.tensors[place.theirs] for place in found if place.role is Role.MATRIX])
         num_experts = 0 if self.config.experts is None else self.config.experts.count
         self.tensors: Mapping[str, LazyTensor] = {
@@ -97,6 +100,7 @@ class GGUFFile:
         notes = {
             "Quantised tensors that are no plain matrices of the network are dequantised": self._changed,
             "Left out, because they predict further tokens": self._further,
+            "Left out, because their layers use the keys and values of others": self._unread,
         }
         return [f"{what}: {listed(names, 3)}." for what, names in notes.items() if names]
 

@@ -33,8 +33,10 @@ ATTENTION_FACTOR = "rope.scaling.attn_factor"
 # The whole factor as transformers has it, which llama.cpp does not read: it always computes the usual one.
 _WHOLE_ATTENTION = "rope.scaling.yarn_attn_factor"
 DEFAULT_BASE = 10000.0
-# The tensor with one divisor per pair, which expresses Llama 3's scaling.
+# The tensor with one divisor per pair, which expresses the scalings of Llama 3 and of Gemma 4.
 DIVISORS = "rope_freqs.weight"
+# The divisor of a pair that does not turn.
+STANDING = 1e30
 # For the architectures that SheepOp writes, llama.cpp always uses these numbers and ignores the keys.
 _BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_ext_factor": 1.0}
 
@@ -178,6 +180,15 @@ def find_llama3_scaling(divisors: Tensor, base: float, max_seq_len: int) -> dict
             if 1 <= original < _LARGEST_CONTEXT and _gives(settings, divisors, plain, base):
                 return settings
     return None
+
+
+def find_proportional_scaling(divisors: Tensor) -> dict[str, Any] | None:
+    """Returns the settings of a scaling with these `divisors` (rotary_dim / 2), of which the last pairs do not turn."""
+    stands = divisors >= STANDING / 2
+    turns = int((~stands).sum())
+    if not turns or not bool(stands[turns:].all()) or not bool((divisors[:turns] == divisors[0]).all()):
+        return None
+    return {"kind": "proportional", "factor": float(divisors[0]), "fraction": _fraction(turns, len(divisors))}
 
 
 def _derived_lengths(kept: Tensor, plain: Tensor, between: list[int]) -> Iterator[int]:

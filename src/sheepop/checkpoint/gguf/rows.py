@@ -14,6 +14,7 @@ from sheepop.model.config import ModelConfig
 
 EMBEDDING_NAME = "token_embd.weight"
 OUTPUT_NAME = "output.weight"
+LAYER_EMBEDDING_NAME = "per_layer_token_embd.weight"
 POSITIONS_NAME = "position_embd.weight"
 
 

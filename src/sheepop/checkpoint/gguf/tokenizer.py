@@ -15,6 +15,7 @@ from sheepop.checkpoint.gguf.algorithms import (
     byte_level_description,
     byte_level_entries,
     character_entries,
+    gemma4_description,
     sentencepiece_description,
     sentencepiece_entries,
 )
@@ -103,6 +104,7 @@ class _Model:
 
 _MODELS = {
     "gpt2": _Model(byte_level_description, byte_level_adds_bos, {}),
+    "gemma4": _Model(gemma4_description, lambda keys: True, {}),
     "llama": _Model(sentencepiece_description, lambda keys: True, {"unk": 0, "bos": 1, "eos": 2}),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sheepop.checkpoint.gguf.rotary import BASE, DEFAULT_BASE
-from sheepop.checkpoint.given import Given
+from sheepop.checkpoint.given import REQUIRED, Given
 from sheepop.checkpoint.mapping import (
     Field,
     Settings,
@@ -46,14 +46,14 @@ _NO_WINDOW = NoWindow()
 
 @dataclass(frozen=True)
 class Windows(Field):
-    """A sliding window for all layers except every `period`-th, unless the file lists the layers.
+    """A sliding window for all layers except every `period`-th, unless the file lists the layers; without one it must.
 
     `own_base` defines the rotary angles of sliding layers: their own base without scaling ("unscaled"), their own base
     with the scaling of the others ("scaled"), the base of the others without scaling ("shared"), or the angles of the
     others ("same"). `otherwise` is the default window. With `only`, a network with another number of layers has none.
     """
 
-    period: int
+    period: int | None
     own_base: Literal["unscaled", "scaled", "shared", "same"]
     otherwise: int | None = None
     only: int | None = None
@@ -65,7 +65,7 @@ class Windows(Field):
             yield from _NO_WINDOW.refusals(config)
             return
         if config.sliding_window is None:
-            if self.otherwise is not None:
+            if self.otherwise is not None or self.period is None:
                 yield "sliding_window is not set, but it always has one"
             return
         base, scaling = config.sliding_position_base, config.rotary_scaling
@@ -93,7 +93,7 @@ class Windows(Field):
             return {}
         slides = sliding(config)
         entries: Settings = {_WINDOW: config.sliding_window}
-        if slides != all_but_every(self.period, config.num_layers):
+        if self.period is None or slides != all_but_every(self.period, config.num_layers):
             entries[_PATTERN] = slides
         base = config.sliding_position_base
         if self.own_base == "unscaled" or (self.own_base == "scaled" and base is not None):
@@ -104,7 +104,7 @@ class Windows(Field):
         """Returns the window, and the base of sliding layers if it differs from that of the others."""
         if not self._exists(settings["num_layers"]):
             return _NO_WINDOW.read(given, settings)
-        window = given.typed(_WINDOW, int, self.otherwise or 0)
+        window = given.typed(_WINDOW, int, REQUIRED if self.period is None else self.otherwise or 0)
         slides = self._read_pattern(given, settings["num_layers"])
         shared = settings["position_base"]
         own = given.typed(_SLIDING_BASE, float, DEFAULT_BASE if self.own_base == "unscaled" else shared)
@@ -124,7 +124,7 @@ class Windows(Field):
         return self.only in (None, num_layers)
 
     def _read_pattern(self, given: Given, num_layers: int) -> list[bool]:
-        if not isinstance(given.take(_PATTERN, None), list):
+        if self.period is not None and not isinstance(given.take(_PATTERN, None), list):
             # With a period of 0 all layers have a window.
             return all_but_every(given.typed(_PATTERN, int, self.period) or num_layers + 1, num_layers)
         slides = given.entries(_PATTERN, int)

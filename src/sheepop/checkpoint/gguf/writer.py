@@ -30,7 +30,7 @@ from sheepop.checkpoint.gguf.layout import Place, balances, places
 from sheepop.checkpoint.gguf.metadata import Value, value_of
 from sheepop.checkpoint.gguf.quantized_types import F32, TYPES, TensorType, type_of_dtype
 from sheepop.checkpoint.gguf.reader import open_gguf
-from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME, OUTPUT_NAME, Role
+from sheepop.checkpoint.gguf.rows import EMBEDDING_NAME, LAYER_EMBEDDING_NAME, OUTPUT_NAME, Role
 from sheepop.checkpoint.gguf.tokenizer import tokenizer_metadata
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.weight_files import listed
@@ -61,7 +61,7 @@ class Mixture:
     def _wanted(self, name: str, columns: int, config: ModelConfig) -> str:
         if not self.most.startswith("q"):
             return self.most
-        if name == OUTPUT_NAME or (name == EMBEDDING_NAME and config.tie_weights):
+        if name == OUTPUT_NAME or (name in (EMBEDDING_NAME, LAYER_EMBEDDING_NAME) and config.tie_weights):
             return "q8_0" if self.most == "q8_0" or columns % TYPES[self.most].block else "q6_k"
         place = _IN_LAYER.fullmatch(name)
         return self.most if place is None else self._in_layer(int(place[1]), place[2], config)

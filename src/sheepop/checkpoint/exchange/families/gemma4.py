@@ -12,7 +12,17 @@ from sheepop.checkpoint.exchange.fields import Activation, windows_by_period
 from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters
 from sheepop.checkpoint.exchange.tensor_rules import BLOCK, EXPERTS, JOINED_EXPERTS, TensorRule, router, same, under
 from sheepop.checkpoint.given import Given
-from sheepop.checkpoint.mapping import EmbeddingRoot, Field, Settings, fixed, implied, is_close, number, without
+from sheepop.checkpoint.mapping import (
+    EmbeddingRoot,
+    Field,
+    Settings,
+    fixed,
+    implied,
+    is_close,
+    number,
+    sliding_layers,
+    without,
+)
 from sheepop.model.config import ModelConfig
 
 _PER_LAYER = "per_layer_config"
@@ -30,7 +40,7 @@ class HeadsOfLayers(Field):
     def read(self, given: Given, settings: Settings) -> Settings:
         """Returns the heads of both kinds of layers, and the layers whose values are their keys."""
         num_layers = settings["num_layers"]
-        slides = _slides(settings)
+        slides = sliding_layers(settings)
         if slides[-1]:
             raise given.problem("layer_types", "ends with a sliding_attention, for which transformers takes another")
         width = given.typed("head_dim", int, 256)
@@ -69,11 +79,6 @@ class HeadsOfLayers(Field):
             "attention_k_eq_v": config.keys_as_values is not None,
             "num_kv_shared_layers": config.shared_kv_layers,
         }
-
-
-def _slides(settings: Settings) -> list[bool]:
-    layers = settings.get("sliding_layers") or range(settings["num_layers"])
-    return [bool(settings.get("sliding_window")) and layer in layers for layer in range(settings["num_layers"])]
 
 
 def _heads_by_layer(given: Given, slides: list[bool], usual: dict[str, int]) -> dict[str, int]:
