@@ -31,7 +31,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 _NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
-# For more rows PyTorch's kernels are faster, unless the weights are integers with one scale a row.
+# More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
@@ -181,16 +181,17 @@ class StoredWeight(Tensor):
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
-        described = ctypes.byref(self.described(single_bias))
+        described = ctypes.byref(self.described(single_bias, many=count > self.most_native_rows))
         _run()(described, rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
 
-    def described(self, bias: Tensor | None) -> Linear:
-        """Describes the product with this matrix, which must have a kernel, to native code.
+    def described(self, bias: Tensor | None, *, many: bool = False) -> Linear:
+        """Describes the product with this matrix, which must have a kernel, to native code; it may be for many rows.
 
         Raises `ValueError` if a part of it has another shape than the kernel assumes.
         """
-        assert self.kernel is not None
+        kernel = _kernel(f"{self.stored}_many") if many else self.kernel
+        assert kernel is not None
         (codes, *factors), rows, length = self._parts, self.num_rows, self.row_length
         shape: tuple[int, ...] = (rows, length)
         of_factors: tuple[int, ...] = (rows,)
@@ -203,7 +204,7 @@ class StoredWeight(Tensor):
             *(None if part is None else address("scales", part, part.dtype, *of_factors) for part in factors),
             address("bias", bias, torch.float32, rows),
         )
-        return Linear(*self.kernel, *parts, length, rows)
+        return Linear(*kernel, *parts, length, rows)
 
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
@@ -270,11 +271,12 @@ class StoredWeight(Tensor):
 
     def suits_kernel(self, x: Tensor, count: int) -> bool:
         """Whether to use the native kernel for a product with the `count` rows of `x`."""
-        return x.device.type == "cpu" and x.dtype != torch.float64 and count <= self.most_native_rows
+        most = self.most_native_rows if self.has_scales or self.kernel is None else math.inf
+        return x.device.type == "cpu" and x.dtype != torch.float64 and count <= most
 
     @property
     def most_native_rows(self) -> float:
-        """How many rows a product with the native kernel may have."""
+        """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:
             return 0
         return math.inf if self.always_native or (self.has_scales and self.group is None) else _MOST_ROWS

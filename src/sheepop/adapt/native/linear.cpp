@@ -1,8 +1,9 @@
-// y = x W^T + b on a CPU for the few rows of x that writing text has, where the time goes into reading W.
+// y = x W^T + b on a CPU: for the few rows of x that writing text has, where the time goes into reading W, and for the many
+// of a prompt, where it goes into arithmetic.
 //
 // W (N, K) is float32, bfloat16 or float16 here, whose numbers are exact in float32, in which the sums are computed;
 // `integers.cpp` has the integers. A row of y is the same to the last bit whatever the other rows of x are, and however
-// many threads share the work.
+// many threads share the work; few and many rows are summed in different orders.
 
 #include <algorithm>
 #include <vector>
@@ -17,6 +18,12 @@ constexpr int kTotals = kLanes == 16 ? 24 : 12;  // as many as a processor has r
 constexpr int kInputs = kLanes == 16 ? 8 : 4;    // rows of x at a time
 constexpr int kRows = 8;                         // of W at a time, at most
 constexpr int64_t kAhead = 24 << 10;             // bytes that are on their way from memory
+// Of many rows of x, so many at a time meet so many vectors of rows of W, and columns whose weights stay in the cache.
+constexpr int kMany = kLanes == 16 ? 8 : 6;
+constexpr int kVectors = kLanes == 16 ? 3 : 2;
+constexpr int kTile = kVectors * kLanes;
+constexpr int64_t kDepth = 1024;
+constexpr int kBlock = 16;  // columns that are arranged at a time
 
 template <class T>
 struct Tiles {
@@ -61,15 +68,60 @@ struct Tiles {
     for (; n < end; n++) tile<1, B>(n, m);
   }
 
-  void part(int64_t begin, int64_t end) const {
+  void few(int64_t begin, int64_t end) const {
     for (int64_t panel = begin; panel < end; panel += kPanel)
       for (int64_t m = 0; m < M; m += kInputs) across<kInputs>(panel, std::min(end, panel + kPanel), m);
+  }
+
+  // Arranges `rows` rows of weights from n on as columns of kTile floats, `depth` of them from k on; missing rows are 0.
+  void arrange(int64_t n, int64_t rows, int64_t k, int64_t depth, float* to) const {
+    for (int64_t i = 0; i < depth; i += kBlock)
+      for (int64_t r = 0; r < kTile; r++) {
+        float part[kBlock] = {};
+        for (int j = 0; r < rows && j < kBlock; j += kLanes) store(part + j, read(weights + (n + r) * K + k + i + j));
+        for (int j = 0; j < kBlock; j++) to[(i + j) * kTile + r] = part[j];
+      }
+  }
+
+  // Adds the products of B rows of inputs from m on with arranged weights to `out`, or stores them if k is 0.
+  template <int B>
+  void columns(const float* arranged, int64_t n, int64_t rows, int64_t m, int64_t k, int64_t depth) const {
+    if constexpr (B > 1) {
+      if (M - m < B) return columns<B - 1>(arranged, n, rows, m, k, depth);
+    }
+    Floats totals[B][kVectors] = {};
+    const float* x = inputs + m * K + k;
+    for (int64_t i = 0; i < depth; i++) {
+      Floats w[kVectors];
+      for (int j = 0; j < kVectors; j++) w[j] = load<Floats>(arranged + i * kTile + j * kLanes);
+      for (int b = 0; b < B; b++) {
+        const Floats same = Floats{} + x[b * K + i];
+        for (int j = 0; j < kVectors; j++) totals[b][j] = multiply_add(totals[b][j], same, w[j]);
+      }
+    }
+    for (int b = 0; b < B; b++) {
+      float part[kTile];
+      for (int j = 0; j < kVectors; j++) store(part + j * kLanes, totals[b][j]);
+      float* y = out + (m + b) * N + n;
+      for (int64_t r = 0; r < rows; r++) y[r] = part[r] + (k ? y[r] : bias ? bias[n + r] : 0.f);
+    }
+  }
+
+  void many(int64_t begin, int64_t end) const {
+    thread_local std::vector<float> arranged;
+    arranged.resize(kTile * kDepth);
+    for (int64_t n = begin; n < end; n += kTile)
+      for (int64_t k = 0; k < K; k += kDepth) {
+        const int64_t rows = std::min<int64_t>(kTile, end - n), depth = std::min(kDepth, K - k);
+        arrange(n, rows, k, depth, arranged.data());
+        for (int64_t m = 0; m < M; m += kMany) columns<kMany>(arranged.data(), n, rows, m, k, depth);
+      }
   }
 };
 
 }  // namespace
 
-#define MULTIPLY(name, T)                                                                                            \
+#define MULTIPLY(name, T, part)                                                                                      \
   void multiply_##name(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) {  \
     Tiles<T>{static_cast<const T*>(linear->weights), static_cast<const float*>(inputs), linear->bias, y, M,          \
              linear->K, linear->N}                                                                                   \
@@ -78,9 +130,12 @@ struct Tiles {
 
 extern "C" {
 
-MULTIPLY(float32, float)
-MULTIPLY(bfloat16, BFloat16)
-MULTIPLY(float16, Float16)
+MULTIPLY(float32, float, few)
+MULTIPLY(bfloat16, BFloat16, few)
+MULTIPLY(float16, Float16, few)
+MULTIPLY(float32_many, float, many)
+MULTIPLY(bfloat16_many, BFloat16, many)
+MULTIPLY(float16_many, Float16, many)
 
 // y (M, N) = x W^T + b.
 void run_linear(const Linear* linear, const float* x, float* y, int64_t M, int64_t threads) {
