@@ -22,6 +22,7 @@ from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_
 from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
+from sheepop.model.logits import product_back
 from sheepop.model.native_scoring import matrix_rows
 
 Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
@@ -134,7 +135,7 @@ class StoredWeight(Tensor):
     @property
     def stored_bytes(self) -> int:
         """The bytes of memory that the matrix takes."""
-        return sum(part.nbytes for part in self._parts if part is not None)
+        return sum(part.nbytes for part in self.memory)
 
     def _rows_of_parts(self, index: Tensor | slice) -> Parts:
         """The numbers, the scales and the offsets of rows, at first in the shape of `index`."""
@@ -149,6 +150,32 @@ class StoredWeight(Tensor):
         if self._in_tiles:
             return rows_of(numbers.view(torch.int32), index).contiguous().view(numbers.dtype), scales, offsets
         return numbers if is_all else numbers[index], scales, offsets
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """The tensors that the matrix is stored in."""
+        return [part for part in self._parts if part is not None]
+
+    def part(self, number: int, count: int, dimension: int) -> StoredWeight:
+        """Returns one of `count` equal parts along a dimension, as exact as the whole.
+
+        Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
+        """
+        parts, kept = list(self.parts), dimension % self.ndim
+        if kept == self.ndim - 1:
+            unit = GROUP if self.stored == "int4" else self.group or 1
+            if self.row_length % (count * max(unit, self.group or 1)):
+                raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
+            kept -= self.ndim  # the last dimension of every part, except of one scale for a whole row
+        found = [
+            part
+            if part is None or (kept == -1 and self.group is None and place > 0)
+            else part.chunk(count, kept)[number].contiguous()
+            for place, part in enumerate(parts)
+        ]
+        numbers, scales, offsets = found
+        assert numbers is not None
+        return StoredWeight(self.stored, numbers, scales, self.dtype, offsets)
 
     def rows(self, index: Tensor | slice | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
@@ -331,7 +358,7 @@ class StoredWeight(Tensor):
 
 
 class _Product(torch.autograd.Function):
-    """A product whose backward pass dequantises the matrix again instead of saving it."""
+    """A product whose backward pass dequantises the matrix again, some rows at a time, instead of saving it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: StoredWeight) -> Tensor:
@@ -342,7 +369,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        return gradient @ ctx.weight.rows().to(gradient.dtype), None
+        return product_back(gradient, ctx.weight), None
 
 
 def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> bool:

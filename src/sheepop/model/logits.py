@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function_unary
 
 from sheepop.model.fused import fuses
+from sheepop.model.native_scoring import matrix_rows
 
 IGNORE_INDEX = -100
 
@@ -27,6 +29,9 @@ _CHUNK_SHARE_CUDA = 32  # a chunk takes at most 1/32 of a GPU's memory: 2.5 GB o
 # Bytes of the rows that go through exponential, sum and scaling together: on a CPU they stay in its cache; on a GPU
 # without a fused kernel they are copied to float32.
 _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+# Numbers of a matrix in another format that a product dequantises at a time.
+_PART = {"cpu": 1 << 22}
+_PART_ELSEWHERE = 1 << 26
 
 
 def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
@@ -99,7 +104,10 @@ class LogitChunks:
         """Returns chunks with products in `dtype`; the weight is cast unless `weight_cast` is given."""
         weight = weight_VD if weight_cast is None else weight_cast
         exact = torch.float32 if dtype.itemsize < 4 else dtype
-        return cls(dtype, exact, weight.detach().to(dtype), memory or LossMemory())
+        weight = weight.detach()
+        return cls(
+            dtype, exact, weight if has_torch_function_unary(weight) else weight.to(dtype), memory or LossMemory()
+        )
 
     def rows(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """Yields the supervised rows in chunks of about equal size."""
@@ -112,7 +120,9 @@ class LogitChunks:
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Returns the logits of a chunk (R, V), which overwrite those of the chunk before."""
         memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
-        return torch.mm(hidden_RD, self.weight.t(), out=memory)
+        for rows, part in parts_of(self.weight, self.dtype):
+            torch.mm(hidden_RD, part.t(), out=memory[:, rows])
+        return memory
 
     def blocks(self, logits_RV: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Splits logits and other per-row tensors into blocks of rows that are processed together."""
@@ -156,6 +166,32 @@ class WeightGradient:
     def result(self, weight_VD: Tensor) -> Tensor:
         """Returns the sum in the weight's data type; zeros if there was no chunk."""
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
+
+
+def parts_of(weight_NK: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yields a matrix in `dtype`: whole, or if it is stored in another format some rows at a time."""
+    count = len(weight_NK)
+    size = count
+    if has_torch_function_unary(weight_NK):
+        size = max(1, _PART.get(weight_NK.device.type, _PART_ELSEWHERE) // weight_NK.shape[1])
+    for start in range(0, count, size):
+        rows = slice(start, min(count, start + size))
+        yield rows, matrix_rows(weight_NK, rows).to(dtype)
+
+
+def product_back(gradient: Tensor, weight_NK: Tensor) -> Tensor:
+    """Returns ``gradient W`` (..., K) for a gradient (..., N), the gradient of x in ``x W^T``.
+
+    Parts of a matrix in another format are added in float32.
+    """
+    found = None
+    for rows, part in parts_of(weight_NK, gradient.dtype):
+        if rows.stop - rows.start == len(weight_NK):
+            return gradient @ part
+        product = gradient[..., rows] @ part
+        found = product.to(torch.promote_types(product.dtype, torch.float32)) if found is None else found.add_(product)
+    assert found is not None
+    return found.to(gradient.dtype)
 
 
 def chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None = None) -> int:

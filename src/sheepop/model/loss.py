@@ -24,6 +24,7 @@ from sheepop.model.logits import (
     Places,
     WeightGradient,
     cap,
+    product_back,
     product_dtype,
     supervised_places,
 )
@@ -191,7 +192,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 for part, wanted in chunks.blocks(logits_RV, labels_N[rows]) if vocabulary is None else ():
                     sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
                 if grad_hidden is not None:
-                    grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
+                    grad_hidden[rows] = product_back(logits_RV, chunks.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
                     grad_weight.add(logits_RV, hidden_RD)
         ctx.gradients = (grad_hidden, None if grad_weight is None else grad_weight.result(weight_VD))
@@ -259,7 +260,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
                 for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
                     _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, how.get("soft_cap"), chunks.exact)
                 if grad_hidden is not None:
-                    grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
+                    grad_hidden[rows] = product_back(logits_RV, chunks.weight).to(hidden_ND.dtype)
                 if grad_weight is not None:
                     grad_weight.add(logits_RV, hidden_RD)
         of_weight = None if grad_weight is None else grad_weight.result(weight_VD)
