@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,24 +90,32 @@ def product_dtype(weight_VD: Tensor, weight_cast: Tensor | None) -> torch.dtype:
 
 @dataclass(frozen=True)
 class LogitChunks:
-    """Computes the logits of hidden states under `weight`, chunk by chunk."""
+    """Computes the logits of hidden states under `weight`, chunk by chunk; see `Projection.added`."""
 
     dtype: torch.dtype  # of matrix products
     exact: torch.dtype  # of exponentials and sums
     weight: Tensor  # (V, D), in `dtype`
     memory: LossMemory
+    low: Tensor | None  # (N, R)
+    up: Tensor | None  # (V, R), in `dtype`
 
     @classmethod
     def of(
-        cls, weight_VD: Tensor, weight_cast: Tensor | None, dtype: torch.dtype, memory: LossMemory | None
+        cls,
+        weight_VD: Tensor,
+        weight_cast: Tensor | None,
+        dtype: torch.dtype,
+        memory: LossMemory | None,
+        low_NR: Tensor | None = None,
+        up_VR: Tensor | None = None,
     ) -> LogitChunks:
         """Returns chunks with products in `dtype`; the weight is cast unless `weight_cast` is given."""
         weight = weight_VD if weight_cast is None else weight_cast
         exact = torch.float32 if dtype.itemsize < 4 else dtype
         weight = weight.detach()
-        return cls(
-            dtype, exact, weight if has_torch_function_unary(weight) else weight.to(dtype), memory or LossMemory()
-        )
+        weight = weight if has_torch_function_unary(weight) else weight.to(dtype)
+        up = None if up_VR is None else up_VR.detach().to(dtype)
+        return cls(dtype, exact, weight, memory or LossMemory(), low_NR, up)
 
     def rows(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """Yields the supervised rows in chunks of about equal size."""
@@ -117,11 +125,13 @@ class LogitChunks:
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Returns the logits of a chunk (R, V), which overwrite those of the chunk before."""
+    def logits(self, hidden_RD: Tensor, rows: Places) -> Tensor:
+        """Returns the logits (R, V) of the hidden states of some rows, which overwrite those of the chunk before."""
         memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
-        for rows, part in parts_of(self.weight, self.dtype):
-            torch.mm(hidden_RD, part.t(), out=memory[:, rows])
+        for place, part in parts_of(self.weight, self.dtype):
+            torch.mm(hidden_RD, part.t(), out=memory[:, place])
+        if self.low is not None and self.up is not None:
+            memory.addmm_(self.low[rows].to(self.dtype), self.up.t())
         return memory
 
     def blocks(self, logits_RV: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -135,6 +145,39 @@ class LogitChunks:
         return matrix.shape[0] if fuses(device) else block_rows(matrix.shape[1], self.exact, device)
 
 
+class ProjectionGradients:
+    """Gradients of hidden states (N, D), weight (V, D), `low` (N, R) and `up` (V, R), those of them that are `needed`.
+
+    They are added from the gradients of the logits of each chunk.
+    """
+
+    def __init__(self, chunks: LogitChunks, hidden_ND: Tensor, needed: Sequence[bool]) -> None:
+        self._chunks = chunks
+        self._hidden = torch.zeros_like(hidden_ND) if needed[0] else None
+        self._weight = WeightGradient(chunks, chunks.memory) if needed[1] else None
+        self._low = torch.zeros_like(chunks.low) if needed[2] and chunks.low is not None else None
+        self._up = WeightGradient(chunks, LossMemory()) if needed[3] else None
+
+    def add(self, rows: Places, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
+        """Adds those of a chunk."""
+        if self._hidden is not None:
+            self._hidden[rows] = product_back(gradients_RV, self._chunks.weight).to(self._hidden.dtype)
+        if self._weight is not None:
+            self._weight.add(gradients_RV, hidden_RD, self._chunks.weight)
+        low, up = self._chunks.low, self._chunks.up
+        if low is not None and up is not None:
+            if self._low is not None:
+                self._low[rows] = (gradients_RV @ up).to(low.dtype)
+            if self._up is not None:
+                self._up.add(gradients_RV, low[rows].to(up.dtype), up)
+
+    def results(self, weight_VD: Tensor, up_VR: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Returns the four gradients, None where it is not needed."""
+        of_weight = None if self._weight is None else self._weight.result(weight_VD)
+        of_up = None if self._up is None or up_VR is None else self._up.result(up_VR)
+        return self._hidden, of_weight, self._low, of_up
+
+
 class WeightGradient:
     """The sum over chunks of ``dlogits^T hidden`` (V, D).
 
@@ -142,15 +185,15 @@ class WeightGradient:
     rows of the vocabulary at a time, so that a product is still in the CPU's cache when it is added.
     """
 
-    def __init__(self, chunks: LogitChunks) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: LogitChunks, memory: LossMemory) -> None:
+        self._chunks, self._memory = chunks, memory
         self._sum: Tensor | None = None
 
-    def add(self, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
-        """Adds the product of a chunk."""
+    def add(self, gradients_RV: Tensor, hidden_RD: Tensor, weight_VD: Tensor) -> None:
+        """Adds the product of a chunk for a weight of that shape."""
         first = self._sum is None
         if self._sum is None:
-            self._sum = self._chunks.memory.take_gradient(self._chunks.weight, self._chunks.exact)
+            self._sum = self._memory.take_gradient(weight_VD, self._chunks.exact)
         if self._chunks.dtype == self._chunks.exact:
             self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
             return
