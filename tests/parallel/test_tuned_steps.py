@@ -146,6 +146,7 @@ _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callab
     "sft": (NextToken, _examples, _as_it_is),
     "lora": (NextToken, _examples, lambda model: add_lora(model, _LORA)),
     "integers": (NextToken, _examples, _on_integers),
+    "vocabulary": (NextToken, _examples, lambda model: add_lora(model, _LORA.replace(targets=("embedding", "lm_head")))),
     "latent lora": (NextToken, _examples, _with_latents),
     "teacher": (lambda: Distillation(build_model(_NETWORK, seed=7).eval(), 0.5, 2.0), _examples, _as_it_is),
     "dpo": (lambda: _DPO, _pairs, _as_it_is),
@@ -162,7 +163,7 @@ _PIPELINES: list[dict[str, Any]] = [
 _TWO: list[tuple[str, dict[str, Any]]] = [
     *((kind, _TENSOR) for kind in _KINDS),
     ("kto", {"zero": 2}),
-    *(("integers", {"zero": zero}) for zero in (0, 2, 3)),
+    *(("integers", {"zero": zero}) for zero in (0, 3)),
     *((kind, _CONTEXT) for kind in ("sft", "lora", "integers")),
     *((kind, _PIPELINES[0]) for kind in ("sft", "lora", "integers", "teacher", "dpo", "reward")),
     *((kind, schedule) for kind in ("lora", "reward") for schedule in _PIPELINES[1:]),

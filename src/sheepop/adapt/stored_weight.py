@@ -29,7 +29,6 @@ Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
-_NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
 # For more rows PyTorch's kernels are faster, unless the weights are integers with one scale a row.
@@ -161,21 +160,17 @@ class StoredWeight(Tensor):
 
         Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
         """
-        parts, kept = list(self.parts), dimension % self.ndim
-        if kept == self.ndim - 1:
-            unit = GROUP if self.stored == "int4" else self.group or 1
-            if self.row_length % (count * max(unit, self.group or 1)):
-                raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
-            kept -= self.ndim  # the last dimension of every part, except of one scale for a whole row
-        found = [
-            part
-            if part is None or (kept == -1 and self.group is None and place > 0)
-            else part.chunk(count, kept)[number].contiguous()
-            for place, part in enumerate(parts)
-        ]
-        numbers, scales, offsets = found
+        unit = max(GROUP if self.stored == "int4" else 1, self.group or 1)
+        is_last = dimension == self.ndim - 1
+        if is_last and self.row_length % (count * unit):
+            raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
+        # A scale for a whole row is that of every part of the row.
+        numbers, *factors = (
+            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].contiguous()
+            for part in self.parts
+        )
         assert numbers is not None
-        return StoredWeight(self.stored, numbers, scales, self.dtype, offsets)
+        return StoredWeight(self.stored, numbers, factors[0], self.dtype, factors[1])
 
     def rows(self, index: Tensor | slice | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
@@ -370,21 +365,6 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         return product_back(gradient, ctx.weight), None
-
-
-def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> bool:
-    """Whether these parts have the shapes and data types of a `StoredWeight` in a format of 8 or 4 bits."""
-    length = numbers.shape[-1] * (2 if stored == "int4" else 1)
-    fits = numbers.ndim in (2, 3) and numbers.dtype == _NUMBERS.get(stored)
-    fits &= scales.dtype in (torch.float32, torch.bfloat16)
-    fits &= offsets is None or (offsets.shape, offsets.dtype) == (scales.shape, scales.dtype)
-    if scales.shape == numbers.shape[:-1]:
-        return fits and stored != "int4" and scales.dtype == torch.float32 and offsets is None
-    if scales.shape[:-1] != numbers.shape[:-1] or not scales.shape[-1] or length % scales.shape[-1]:
-        return False
-    return (
-        fits and stored != "fp8" and (stored != "int4" or (length % GROUP == 0 and length // scales.shape[-1] <= GROUP))
-    )
 
 
 def name_of(dtype: torch.dtype) -> str:
