@@ -161,10 +161,8 @@ class StoredWeight(Tensor):
         Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
         """
         unit = max(GROUP if self.stored == "int4" else 1, self.group or 1)
-        is_last = dimension == self.ndim - 1
-        if is_last and self.row_length % (count * unit):
+        if dimension == self.ndim - 1 and self.row_length % (count * unit):
             raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
-        # A scale for a whole row is that of every part of the row.
         numbers, *factors = (
             part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].contiguous()
             for part in self.parts

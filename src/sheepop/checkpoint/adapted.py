@@ -8,10 +8,11 @@ from pathlib import Path
 
 from sheepop.adapt.lora import activate, adapters, can_merge, merged
 from sheepop.checkpoint.changes import put_changes
-from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter
+from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter, trained_on
 from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation, with_ends
+from sheepop.checkpoint.identity import identities, require_base
 from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
 from sheepop.checkpoint.model_directory import ADAPTER, LoadedModel, read_weights
 from sheepop.checkpoint.model_source import resolve_adapter, resolve_model_directory
@@ -60,6 +61,7 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
     """Adds one adapter to `model` and returns the directory that contains it."""
     path = resolve_adapter(path)
     if (path / CONFIG).is_file():
+        require_base(trained_on(path), loaded.directory)
         read_adapter(path, model, family_of(loaded), name=name)
         return path
     directory = resolve_model_directory(path)
@@ -72,5 +74,6 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
         )
     if problems := damaged_model(directory):
         raise CheckpointError("; ".join(problems) + ".")
+    require_base(identities(directory), loaded.directory)
     put_changes(model, config, read_weights(directory / ADAPTER), directory / ADAPTER, name=name)
     return directory

@@ -22,8 +22,8 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.tensor_rules import PER_EXPERT, SAME, Layout
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
-from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE
+from sheepop.checkpoint.safetensors_file import open_safetensors, read_metadata, write_safetensors
 from sheepop.checkpoint.source_directory import read_table, source_file
 from sheepop.core.errors import CheckpointError, ConfigError, first_few
 from sheepop.core.files import write_json
@@ -53,9 +53,12 @@ class _Place:
     length: int
 
 
-def write_adapter(directory: Path, model: Transformer, family: Family, *, name: str = "default") -> None:
+def write_adapter(
+    directory: Path, model: Transformer, family: Family, *, name: str = "default", base: Sequence[str] = ()
+) -> None:
     """Writes the adapter `name` into a directory, which the caller makes durable.
 
+    `base` are the hashes of the weights that it fits, which `trained_on` reads back.
     Raises `ConfigError` if the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
     """
     if name not in adapters(model):
@@ -72,7 +75,14 @@ def write_adapter(directory: Path, model: Transformer, family: Family, *, name: 
     config = next(iter(changes.values())).config
     assert isinstance(config, LoraConfig)
     write_json(directory / CONFIG, _described(config, sizes, family))
-    write_safetensors(directory / WEIGHTS, {name: LazyTensor.of(tensor) for name, tensor in tensors.items()})
+    lazy = {name: LazyTensor.of(tensor) for name, tensor in tensors.items()}
+    write_safetensors(directory / WEIGHTS, lazy, {BASE: " ".join(base)} if base else {})
+
+
+def trained_on(directory: Path) -> list[str]:
+    """Returns the hashes of the weights that an adapter which SheepOp wrote fits; of others it returns none."""
+    weights = source_file(directory, WEIGHTS)
+    return [] if weights is None else read_metadata(weights).get(BASE, "").split()
 
 
 def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], family: Family) -> dict[str, Any]:
