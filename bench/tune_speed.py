@@ -3,8 +3,8 @@
 Both start from one model with new weights that transformers has saved, a Llama or one with the shape of Gemma 3 270M
 (262,144 tokens), and read the same files; the same number of examples makes a step, and AdamW moves all weights, or
 adapters of rank 8 in all linear layers, in float32. In a GRPO step one prompt is answered as often as a step has
-examples. Every measurement has a process of its own with one thread, and time is processor time, which other programs do
-not lengthen. TRL is measured with the activation checkpointing that it has by default, and without. Ours is measured
+examples. Every measurement has a process of its own with one thread, and time is processor time, which other programs
+do not lengthen. TRL is measured with the activation checkpointing that it has by default, and without. Ours is measured
 with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the same shape:
 the tokens of full rows.
 
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
 
@@ -141,7 +142,9 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
         tuning |= {"long_examples": "refuse", "grpo": answers}
     settings = {
         "tuning": tuning,
-        "data": {"paths": [data], "packing": packs or method != "sft", "max_length": length, "validation_fraction": 0.0},
+        "data": {
+            "paths": [data], "packing": packs or method != "sft", "max_length": length, "validation_fraction": 0.0
+        },
         "training": {
             "global_batch_size": batch, "micro_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
             "max_steps": steps, "compile": False, "warmup_steps": 0,
@@ -274,7 +277,10 @@ def main() -> None:
                 file = data.get(task, data["sft"])
                 settings = {"who": who, "task": task, "model": str(model), "data": str(file), **shared}
                 measured = measured_apart(__file__, {**settings, "checkpointing": checkpointing})
-                print(f"{task} {name}: {measured['seconds']:.2f} s, {measured['peak'] / MEBIBYTE:,.0f} MiB", file=sys.stderr)
+                print(
+                    f"{task} {name}: {measured['seconds']:.2f} s, {measured['peak'] / MEBIBYTE:,.0f} MiB",
+                    file=sys.stderr,
+                )
                 found.setdefault((name, "sft" if task in ("packed", "text") else task), []).append(measured)
     results = [summary(name, task, runs) for (name, task), runs in found.items()]
     print(f"{'task':5} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9} {'over libraries':>15}")

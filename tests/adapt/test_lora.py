@@ -149,7 +149,9 @@ def test_an_output_projection_learns_a_change_from_parts_of_the_logits_as_from_a
     hidden = model.hidden_states(IDS)
     change = adapted_layers(model)["lm_head"].changes["default"]
     assert isinstance(change, LowRank)
-    logits = hidden.double() @ (head.weight.double() + change.config.scale * change.up.double() @ change.down.double()).T
+    logits = (
+        hidden.double() @ (head.weight.double() + change.config.scale * change.up.double() @ change.down.double()).T
+    )
     if head.bias is not None:
         logits = logits + head.bias.double()
     logits = logits if head.soft_cap is None else head.soft_cap * (logits / head.soft_cap).tanh()

@@ -142,11 +142,16 @@ def _as_it_is(model: Transformer) -> None:
 _POLICY = PolicyObjective(vf_coef=0.5, kl_coef=0.1)
 _DPO = PairwisePreference(PreferenceLoss("sigmoid", 0.3), supervised_weight=0.1)
 _LORA = LoraConfig(rank=2, targets=("*_proj",))
+_LORA_OF_VOCABULARY = LoraConfig(rank=2, targets=("embedding", "lm_head"))
 _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callable[[Transformer], object]]] = {
     "sft": (NextToken, _examples, _as_it_is),
     "lora": (NextToken, _examples, lambda model: add_lora(model, _LORA)),
     "integers": (NextToken, _examples, _on_integers),
-    "vocabulary": (NextToken, _examples, lambda model: add_lora(model, _LORA.replace(targets=("embedding", "lm_head")))),
+    "vocabulary": (
+        NextToken,
+        _examples,
+        lambda model: add_lora(model, _LORA.replace(targets=("embedding", "lm_head"))),
+    ),
     "latent lora": (NextToken, _examples, _with_latents),
     "teacher": (lambda: Distillation(build_model(_NETWORK, seed=7).eval(), 0.5, 2.0), _examples, _as_it_is),
     "dpo": (lambda: _DPO, _pairs, _as_it_is),
@@ -221,7 +226,9 @@ def _compare() -> None:
             numbers, here = _gradients(_runner(placement, objective), part)
             stored = [weight for each in (placement.model, placement.modules) for weight in each.parameters()]
             assert (kind == "integers") == any(isinstance(weight, StoredWeight) for weight in stored)
-            assert kind != "integers" or not any(_is_matrix_of_floats(name, w) for name, w in placement.modules.named_parameters())
+            assert kind != "integers" or not any(
+                _is_matrix_of_floats(name, w) for name, w in placement.modules.named_parameters()
+            )
             assert numbers == pytest.approx(expected[kind][0], rel=1e-4, abs=1e-5), (
                 kind,
                 settings,

@@ -1,4 +1,4 @@
-"""No objective, score or adapter on integers holds the logits of all positions, or a large matrix of floats, at once."""
+"""No objective or score holds the logits of all positions at once, nor adapters on integers a large matrix of floats."""
 
 from __future__ import annotations
 

@@ -214,10 +214,10 @@ def test_settings_that_allow_no_adapters_say_so(places: Path) -> None:
 def test_an_adapter_of_another_base_with_the_same_shapes_is_refused(places: Path, tmp_path: Path) -> None:
     save_model(tmp_path / "other", tiny_network(seed=9), CharTokenizer(), {})
     loaded = load_model(tmp_path / "other")
-    with pytest.raises(CheckpointError, match="trained on other weights than those in .*other, although their shapes"):
+    with pytest.raises(CheckpointError, match=r"trained on other weights than those in .*other, although their shapes"):
         with_adapters(loaded, [places / "adapters" / "one"])
     export_model(places / "adapters" / "one", tmp_path / "peft", format="peft")
-    with pytest.raises(CheckpointError, match="trained on other weights than those in .*other"):
+    with pytest.raises(CheckpointError, match=r"trained on other weights than those in .*other"):
         with_adapters(loaded, [tmp_path / "peft"])
     with_adapters(load_model(places / "base"), [tmp_path / "peft"])
     quantize_model(places / "base", tmp_path / "int8", to="int8")

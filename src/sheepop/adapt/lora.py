@@ -292,7 +292,8 @@ def can_merge(model: Transformer) -> bool:
 def merged(model: Transformer) -> Transformer:
     """Returns a copy with the active adapters merged into its weights; unchanged weights are shared.
 
-    An embedding and an output projection that shared a weight each have their own if one of them is changed. Raises `ConfigError` if such a weight is quantised, which would round the change away.
+    An embedding and an output projection that shared a weight each have their own if one of them is changed. Raises
+    `ConfigError` if such a weight is quantised, which would round the change away.
     """
     copy = model.sharing_copy()
     for path, layer in adapted_layers(copy).items():

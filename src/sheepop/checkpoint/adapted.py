@@ -61,8 +61,8 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
     """Adds one adapter to `model` and returns the directory that contains it."""
     path = resolve_adapter(path)
     if (path / CONFIG).is_file():
-        require_base(trained_on(path), loaded.directory)
         read_adapter(path, model, family_of(loaded), name=name)
+        require_base(trained_on(path), loaded.directory)
         return path
     directory = resolve_model_directory(path)
     read_model_config(directory)
@@ -74,6 +74,6 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
         )
     if problems := damaged_model(directory):
         raise CheckpointError("; ".join(problems) + ".")
-    require_base(identities(directory), loaded.directory)
     put_changes(model, config, read_weights(directory / ADAPTER), directory / ADAPTER, name=name)
+    require_base(identities(directory), loaded.directory)
     return directory

@@ -12,13 +12,17 @@ from sheepop.checkpoint.model_directory import ADAPTER
 from sheepop.checkpoint.model_kind import BASE
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import CHECKSUMS, read_json
+
+
 def identities(directory: Path) -> list[str]:
     """Returns hashes of a model directory's weights, alone and with its adapter, and of those that they came from.
 
     Those are the weights that integers were rounded from, and the model that a run with an adapter began with.
     """
     sums = read_json(directory / CHECKSUMS)
-    weights = {name: value for name, value in sums.items() if name.endswith(".safetensors") and name.startswith("model")}
+    weights = {
+        name: value for name, value in sums.items() if name.endswith(".safetensors") and name.startswith("model")
+    }
     found = [_hash(weights)]
     if ADAPTER in sums:
         found.append(_hash({**weights, ADAPTER: sums[ADAPTER]}))

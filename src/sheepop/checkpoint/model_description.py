@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.stored_weight import Format, StoredWeight, name_of
 from sheepop.adapt.tiles import GROUP
-from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.checkpoint.lazy_tensor import LazyTensor

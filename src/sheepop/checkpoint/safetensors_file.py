@@ -143,12 +143,10 @@ def _offsets(file: _OpenFile) -> dict[str, int]:
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != _METADATA}
 
 
-def write_safetensors(
-    path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str] | None = None) -> None:
     """Writes `tensors` to a file, which the caller makes durable; each one is read just before it is written.
 
-    `metadata` stand in its header.     Raises `ValueError` for a tensor that has another dtype or shape when it is read.
+    `metadata` stand in its header. Raises `ValueError` for a tensor that has another dtype or shape when it is read.
     """
     header = _header(tensors, metadata or {})
     with path.open("wb") as file:

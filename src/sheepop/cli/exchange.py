@@ -76,7 +76,7 @@ def export_model(
     max_shard_size: ShardSize = None,
     merge: Annotated[
         bool,
-        typer.Option("--merge", help="Refuse a model without a LoRA adapter, which hf and gguf merge into the weights."),
+        typer.Option("--merge", help="Refuse a model without a LoRA adapter to merge into its weights (hf, gguf)."),
     ] = False,
     push: Annotated[
         str | None, typer.Option(help="Also upload the export to this repository of the hub, owner/name.")
@@ -151,7 +151,9 @@ def push(
 
 def _say_pushed(result: dict[str, Any]) -> None:
     kind = "a private" if result["private"] else "a public"
-    typer.echo(f"Uploaded {result['files']} files, {result['bytes'] / 1e6:,.1f} MB, to {kind} repository: {result['url']}")
+    typer.echo(
+        f"Uploaded {result['files']} files, {result['bytes'] / 1e6:,.1f} MB, to {kind} repository: {result['url']}"
+    )
 
 
 def _show(result: dict[str, Any], quiet: bool, as_json: bool) -> None:

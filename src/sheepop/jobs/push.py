@@ -18,11 +18,16 @@ _MOST_TEXT = 2**20  # characters of a file, of which a tokenizer's are its vocab
 
 
 def push_model(
-    source: str | Path, repository: str, *, public: bool = False, token: str | None = None, console: Console | None = None
+    source: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    token: str | None = None,
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Uploads what `sheepop export` wrote to `source` as one commit of the repository, which is made if it is missing.
 
-    A new repository is private unless it is `public`; one that exists stays as it is. The token is `token`, HF_TOKEN, or
+    A new repository is private unless it is `public`; one that exists stays as it is. The access token is HF_TOKEN or
     that of ``hf auth login``. Raises `UsageError` for what is no export, was changed after it, holds a secret, or has a
     file of a kind that a model has not, and `CheckpointError` for a failure of the hub.
     """
@@ -35,7 +40,7 @@ def push_model(
     total = sum(file.stat().st_size for file in files)
     root = source.parent if source.is_file() else source
     with console.progress("Uploading", total=1) as progress:
-        address, is_private = Hub(token, "model").upload(
+        address, is_private = Hub(kind="model").upload(
             repository, {file.relative_to(root).as_posix(): file for file in files}, private=not public
         )
         progress.advance()

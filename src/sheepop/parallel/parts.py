@@ -37,7 +37,7 @@ class SharingRanks:
         return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size(), mesh)
 
     def part(self, parameter: Tensor, dimension: int) -> Tensor:
-        """Returns this rank's part of a parameter that is split along `dimension`; of a quantised one, as it is stored."""
+        """Returns this rank's part of a parameter split along `dimension`; a quantised one stays as it is stored."""
         if isinstance(parameter, StoredWeight):
             return parameter.part(self.rank, self.size, dimension)
         part = parameter.detach().chunk(self.size, dimension)[self.rank].contiguous()

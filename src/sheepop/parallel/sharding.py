@@ -44,13 +44,18 @@ def shard(
 
     The parameters of each block are one group, and those outside blocks another. With `dtype`, blocks compute in it
     from float32 weights, and gradients are reduced in float32; embedding, output head and layers that must be exact
-    stay float32. Gradients are summed over ranks, not averaged. Quantised weights, which are never trained, stay as they
-    are on every rank.
+    stay float32. Gradients are summed over ranks, not averaged. Quantised weights, which are never trained, stay
+    as they are on every rank.
     """
     mesh = mesh[REPLICA, PIECE]
     whole: set[nn.Parameter] = {weight for weight in model.parameters() if isinstance(weight, StoredWeight)}
     computes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    how: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.zero == 3, "mp_policy": computes, "ignored_params": whole}
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": config.zero == 3,
+        "mp_policy": computes,
+        "ignored_params": whole,
+    }
     for mixture in model.mixtures.values():
         fully_shard(mixture.router, **{**how, "mp_policy": _EXACT})
         if experts is not None:

@@ -313,7 +313,7 @@ def _frozen(model: Transformer) -> list[nn.Parameter]:
 
 
 def computing_in(model: Transformer, dtype: torch.dtype) -> dict[nn.Parameter, nn.Parameter]:
-    """Quantised weights, and what replaces them in training steps: the same memory, of which products are in `dtype`."""
+    """Quantised weights, and what replaces them in training steps: the same memory, with products in `dtype`."""
     return {
         weight: nn.Parameter(weight.computing_in(dtype), requires_grad=False)
         for weight in model.parameters()

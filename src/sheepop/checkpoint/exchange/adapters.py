@@ -188,7 +188,9 @@ def _cut(
     kinds = _EMBEDDING if _EMBEDDING[0] in found else _LINEAR
     dora = given.typed("use_dora", bool, False) and kinds is _LINEAR
     if dora and place.ours == ("lm_head",):
-        raise CheckpointError(f"{given.where}: use_dora is for layers in blocks, and {theirs} is the output projection.")
+        raise CheckpointError(
+            f"{given.where}: use_dora is for layers in blocks, and {theirs} is the output projection."
+        )
     wanted = kinds[: 3 if dora else 2]
     if set(found) != set(wanted):
         raise CheckpointError(f"{given.where}: {theirs} has the tensors {sorted(found)}, but needs {sorted(wanted)}.")
@@ -215,20 +217,20 @@ def _replaced(
 ) -> tuple[str, LowRank]:
     """Returns the change of a layer whose trained weight PEFT saved as a whole: the difference, of full rank."""
     key, ours = f"{_PREFIX}{theirs}.weight", place.ours[0]
-    if key not in tensors or len(place.ours) > 1 or place.layout is not SAME or _is_transposed(model, ours, tensors[key]):
+    if (
+        key not in tensors
+        or len(place.ours) > 1
+        or place.layout is not SAME
+        or _is_transposed(model, ours, tensors[key])
+    ):
         raise CheckpointError(
             f"{where}: modules_to_save names {theirs}, but SheepOp finds no weight {key} with the shape of {ours}. "
             "It reads whole weights of single linear layers, embeddings and output projections."
         )
-    weight = full(model.get_parameter(f"{ours}.weight")).float()
-    difference, one = tensors.pop(key).read().float() - weight.cpu(), torch.eye(weight.shape[1])
+    difference, one = tensors.pop(key).read().float() - weight, torch.eye(weight.shape[1])
     settings = LoraConfig(targets=(ours,), rank=len(one), alpha=float(len(one)))
     is_embedding = isinstance(model.get_submodule(ours), nn.Embedding)
     return ours, LowRank(settings, *((difference.t().contiguous(), one) if is_embedding else (one, difference)))
-
-
-def _is_transposed(model: Transformer, ours: str, found: LazyTensor) -> bool:
-    return tuple(found.shape) != tuple(model.get_parameter(f"{ours}.weight").shape)
 
 
 def _with_tied(changes: list[tuple[str, LowRank]]) -> list[tuple[str, LowRank]]:
