@@ -1,4 +1,4 @@
-"""No objective or score holds the logits of all positions at once, nor adapters on integers a large matrix of floats."""
+"""No objective or score holds the logits of all positions at once, nor LoRA on integers a large matrix of floats."""
 
 from __future__ import annotations
 

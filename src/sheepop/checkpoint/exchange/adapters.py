@@ -217,12 +217,9 @@ def _replaced(
 ) -> tuple[str, LowRank]:
     """Returns the change of a layer whose trained weight PEFT saved as a whole: the difference, of full rank."""
     key, ours = f"{_PREFIX}{theirs}.weight", place.ours[0]
-    if (
-        key not in tensors
-        or len(place.ours) > 1
-        or place.layout is not SAME
-        or _is_transposed(model, ours, tensors[key])
-    ):
+    weight = full(model.get_parameter(f"{ours}.weight")).float().cpu()
+    is_one = len(place.ours) == 1 and place.layout is SAME
+    if not is_one or key not in tensors or tuple(tensors[key].shape) != tuple(weight.shape):
         raise CheckpointError(
             f"{where}: modules_to_save names {theirs}, but SheepOp finds no weight {key} with the shape of {ours}. "
             "It reads whole weights of single linear layers, embeddings and output projections."
