@@ -1,13 +1,17 @@
-"""Post-training beside TRL: examples per second and peak memory of SFT and DPO steps, same model, data and steps.
+"""Post-training beside TRL: examples per second and peak memory of SFT, LoRA, DPO and GRPO steps on one processor core.
 
-Both start from one Llama that transformers has saved and read the same file of examples; the same number of examples
-makes a step, and AdamW moves all weights in float32. Every measurement has a process of its own. TRL is measured twice:
-with the activation checkpointing that it has by default, and without. Ours is measured with padded rows, as theirs are,
-and for SFT packed, as it is by default. A last row is pre-training at the same shape: the tokens of full rows.
+Both start from one model with new weights that transformers has saved, a Llama or one with the shape of Gemma 3 270M
+(262,144 tokens), and read the same files; the same number of examples makes a step, and AdamW moves all weights, or
+adapters of rank 8 in all linear layers, in float32. In a GRPO step one prompt is answered as often as a step has
+examples. Every measurement has a process of its own with one thread, and time is processor time, which other programs
+do not lengthen. TRL is measured with the activation checkpointing that it has by default, and without. Ours is measured
+with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the same shape:
+the tokens of full rows.
 
-python bench/tune_speed.py --peers DIR --json bench/results/tune_speed.json
+python bench/tune_speed.py --peers DIR --shape gemma3-270m --json bench/results/tune_speed.json
 
-`DIR` holds trl and datasets (pip install --target DIR trl datasets); without it only our own rows are measured.
+`DIR` holds trl, peft and datasets (pip install --target DIR trl peft datasets); without it only our own rows are
+measured.
 """
 
 from __future__ import annotations
@@ -23,10 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
 
 MEBIBYTE = 2**20
+ANSWER = 32  # tokens of an answer that the model writes
 WORDS = "sheep wool fence meadow shepherd barn lamb grass hill dog river stone cloud evening morning gate"
 
 
@@ -34,6 +41,7 @@ def measure(
     who: str, task: str, model: str, data: str, steps: int, batch: int, length: int, checkpointing: bool, peers: str
 ) -> dict[str, Any]:
     """Seconds of a step (median, without the first two), peak memory, and examples or tokens in a step."""
+    torch.set_num_threads(1)
     if who == "trl":
         sys.path.insert(0, peers)
         return measure_trl(task, model, data, steps, batch, length, checkpointing)
@@ -41,21 +49,21 @@ def measure(
 
 
 class Clock:
-    """Times steps; memory counts from the third on. What is in use when it is made are libraries."""
+    """Times steps of this process; memory counts from the third on. What is in use when it is made are libraries."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         forget_peak("cpu")
         self.before = peak_bytes("cpu")
-        self._last = time.perf_counter()
+        self._last = time.process_time()
 
     def step(self) -> None:
         """A step has ended."""
-        now = time.perf_counter()
+        now = time.process_time()
         self.seconds.append(now - self._last)
         if len(self.seconds) == 2:
             forget_peak("cpu")
-        self._last = time.perf_counter()
+        self._last = time.process_time()
 
     def found(self, count: float) -> dict[str, Any]:
         """What was measured of steps with so many examples or tokens."""
@@ -78,18 +86,30 @@ def measure_trl(
             clock.step()
 
     rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
-    config, trainer = {"sft": (trl.SFTConfig, trl.SFTTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer)}[task]
+    config, trainer = {
+        "dpo": (trl.DPOConfig, trl.DPOTrainer), "grpo": (trl.GRPOConfig, trl.GRPOTrainer)
+    }.get(task, (trl.SFTConfig, trl.SFTTrainer))  # fmt: skip
+    more: dict[str, Any] = {}
+    if task == "grpo":
+        of_task = {"num_generations": batch, "max_completion_length": ANSWER, "beta": 0.0}
+        more["reward_funcs"] = lambda completions, **_: [float(text.count("e")) for text in completions]
+    else:
+        of_task = {"max_length": length}
+    if task == "lora":
+        import peft
+
+        more["peft_config"] = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     with tempfile.TemporaryDirectory() as output:
         settings = config(
             output, max_steps=steps, per_device_train_batch_size=batch, gradient_accumulation_steps=1, use_cpu=True,
-            report_to=[], save_strategy="no", logging_strategy="no", learning_rate=1e-5, max_length=length, bf16=False,
+            report_to=[], save_strategy="no", logging_strategy="no", learning_rate=1e-5, bf16=False, **of_task,
             gradient_checkpointing=checkpointing, disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
         )  # fmt: skip
         if task == "dpo":
             settings.precompute_ref_log_probs = True  # as ours are
         made = trainer(
             model, args=settings, train_dataset=Dataset.from_list(rows), callbacks=[Marks()],
-            processing_class=transformers.AutoTokenizer.from_pretrained(model),
+            processing_class=transformers.AutoTokenizer.from_pretrained(model), **more,
         )  # fmt: skip
         made.train()
     return clock.found(batch)
@@ -112,11 +132,19 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
     from sheepop.train.source import PreparedStep
     from sheepop.train.step import StepRunner
 
-    method = "dpo" if task == "dpo" else "sft"
+    method = task if task in ("dpo", "grpo") else "sft"
     packs = task in ("packed", "text")
+    tuning = {"method": method, "long_examples": "cut", "lora": {"rank": 8} if task == "lora" else None}
+    if task == "grpo":
+        rewards = Path(data).with_name("reward.py")
+        rewards.write_text("def reward(prompt, completion, **fields):\n    return completion.count('e')\n")
+        answers = {"reward": str(rewards), "group_size": batch, "max_new_tokens": ANSWER, "kl_coef": 0.0}
+        tuning |= {"long_examples": "refuse", "grpo": answers}
     settings = {
-        "tuning": {"method": method, "long_examples": "cut", "lora": {"rank": 8} if task == "lora" else None},
-        "data": {"paths": [data], "packing": packs or task == "dpo", "max_length": length, "validation_fraction": 0.0},
+        "tuning": tuning,
+        "data": {
+            "paths": [data], "packing": packs or method != "sft", "max_length": length, "validation_fraction": 0.0
+        },
         "training": {
             "global_batch_size": batch, "micro_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
             "max_steps": steps, "compile": False, "warmup_steps": 0,
@@ -174,14 +202,14 @@ def write_examples(place: Path, task: str, count: int) -> Path:
         return " ".join(draw.choice(words) for _ in range(round(low * (high / low) ** draw.random())))
 
     path = place / f"{task}.jsonl"
-    keys = ("chosen", "rejected") if task == "dpo" else ("completion",)
+    keys = {"dpo": ("chosen", "rejected"), "grpo": ()}.get(task, ("completion",))
     rows = [{"prompt": said(5, 60), **{key: " " + said(5, 150) for key in keys}} for _ in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def write_model(place: Path, width: int, layers: int) -> tuple[Path, Path]:
-    """A Llama with new weights, as transformers saves it and imported by us."""
+def write_model(place: Path, shape: str, width: int, layers: int) -> tuple[Path, Path]:
+    """A model with new weights, as transformers saves it and imported by us."""
     import transformers
 
     from sheepop.core.console import Console
@@ -193,12 +221,20 @@ def write_model(place: Path, width: int, layers: int) -> tuple[Path, Path]:
     texts = [WORDS + "\n"] * 50 + [Path(json.__file__).read_text()] * 3
     train_tokenizer(TokenizerConfig(vocab_size=1024), texts, console=Console.silent()).save(theirs)
     size = json.loads((theirs / "tokenizer.json").read_text())
-    config = transformers.LlamaConfig(
-        vocab_size=max(32_000, len(size["model"]["vocab"])), hidden_size=width, intermediate_size=width * 8 // 3,
-        num_hidden_layers=layers, num_attention_heads=width // 64, num_key_value_heads=width // 64,
-        max_position_embeddings=1024, bos_token_id=2, eos_token_id=3, pad_token_id=0, tie_word_embeddings=True,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(theirs)
+    shared = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "tie_word_embeddings": True}
+    if shape == "llama":
+        config = transformers.LlamaConfig(
+            vocab_size=max(32_000, len(size["model"]["vocab"])), hidden_size=width, intermediate_size=width * 8 // 3,
+            num_hidden_layers=layers, num_attention_heads=width // 64, num_key_value_heads=width // 64,
+            max_position_embeddings=1024, **shared,
+        )  # fmt: skip
+    else:
+        config = transformers.Gemma3TextConfig(
+            vocab_size=262_144, hidden_size=640, intermediate_size=2048, num_hidden_layers=18, num_attention_heads=4,
+            num_key_value_heads=1, head_dim=256, query_pre_attn_scalar=256, sliding_window=512,
+            max_position_embeddings=32_768, **shared,
+        )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(theirs)
     import_model(theirs, ours)
     return theirs, ours
 
@@ -209,42 +245,43 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description="Post-training steps beside TRL.")
     parser.add_argument("--peers", default="", help="a folder with trl and datasets")
+    parser.add_argument("--shape", choices=["llama", "gemma3-270m"], default="llama")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--length", type=int, default=256, help="the most tokens of an example")
     parser.add_argument("--batch", type=int, default=8, help="examples in a step, or pairs")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each, one contestant after the other")
-    tasks = ["packed", "sft", "lora", "text", "dpo"]
+    tasks = ["packed", "sft", "lora", "text", "dpo", "grpo"]
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks, help="what is measured")
     add_json_option(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        theirs, ours = write_model(place, asked.width, asked.layers)
-        data = {task: write_examples(place, task, asked.batch * asked.steps * 4) for task in ("sft", "dpo")}
+        theirs, ours = write_model(place, asked.shape, asked.width, asked.layers)
+        data = {task: write_examples(place, task, asked.batch * asked.steps * 4) for task in ("sft", "dpo", "grpo")}
         rows: list[tuple[str, str, str, bool]] = [
             ("ours, packed", "ours", "packed", False),
-            ("ours", "ours", "sft", False),
-            ("ours, LoRA of rank 8", "ours", "lora", False),
+            ("ours, pre-training", "ours", "text", False),
         ]
-        rows += [("ours, pre-training", "ours", "text", False)]
-        trl = [("TRL", "trl", "sft", True), ("TRL without checkpointing", "trl", "sft", False)]
-        pairs = [("ours", "ours", "dpo", False)]
-        pairs += (
-            [("TRL", "trl", "dpo", True), ("TRL without checkpointing", "trl", "dpo", False)] if asked.peers else []
-        )
-        rows += (trl if asked.peers else []) + pairs
+        for task in ("sft", "lora", "dpo", "grpo"):
+            rows.append(("ours", "ours", task, False))
+            trl = [("TRL", "trl", task, True), ("TRL without checkpointing", "trl", task, False)]
+            rows += trl if asked.peers else []
         rows = [row for row in rows if row[2] in asked.tasks]
         shared = {"steps": asked.steps, "batch": asked.batch, "length": asked.length, "peers": asked.peers}
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for _ in range(asked.rounds):
             for name, who, task, checkpointing in rows:
                 model = theirs if who == "trl" else ours
-                file = data["dpo" if task == "dpo" else "sft"]
+                file = data.get(task, data["sft"])
                 settings = {"who": who, "task": task, "model": str(model), "data": str(file), **shared}
                 measured = measured_apart(__file__, {**settings, "checkpointing": checkpointing})
-                found.setdefault((name, "dpo" if task == "dpo" else "sft"), []).append(measured)
+                print(
+                    f"{task} {name}: {measured['seconds']:.2f} s, {measured['peak'] / MEBIBYTE:,.0f} MiB",
+                    file=sys.stderr,
+                )
+                found.setdefault((name, "sft" if task in ("packed", "text") else task), []).append(measured)
     results = [summary(name, task, runs) for (name, task), runs in found.items()]
     print(f"{'task':5} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9} {'over libraries':>15}")
     for row in results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -67,6 +68,7 @@ class LoopbackHub:
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.sent: dict[str, int] = defaultdict(int)
+        self.uploaded: dict[str, bytes] = {}
         self.token = "hf_right"
         self.cdn = ""
         self.pause = 0.0
@@ -117,6 +119,55 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.answer(body=True)
+
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.hub.requests.append(("POST", path, {key.lower(): value for key, value in self.headers.items()}))
+        if self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            self.simple(403, b"You have no permission to write")
+        elif path == "/api/validate-yaml":
+            self.json({"errors": [], "warnings": []})
+        elif path == "/api/repos/create":
+            asked = json.loads(data)
+            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+            known = name in self.hub.repositories
+            if not known:
+                is_private = asked.get("visibility") == "private" or bool(asked.get("private"))
+                self.hub.repository(name, {}, private=is_private)
+            self.json({"url": f"{self.hub.address}/{name}", "id": name}, 409 if known else 200)
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+            files = json.loads(data)["files"]
+            modes = [{"path": file["path"], "shouldIgnore": False} for file in files]
+            kinds = ["lfs" if file["size"] >= LARGE else "regular" for file in files]
+            self.json({"files": [{**mode, "uploadMode": kind} for mode, kind in zip(modes, kinds, strict=True)]})
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            actions = [
+                {**each, "actions": {"upload": {"href": f"{self.hub.address}/lfs/{each['oid']}"}}}
+                for each in json.loads(data)["objects"]
+            ]
+            self.json({"transfer": "basic", "objects": actions})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+            made: dict[str, bytes] = {}
+            for line in map(json.loads, data.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    made[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    made[value["path"]] = self.hub.uploaded[value["oid"]]
+            sha = self.hub.repositories[match[1]].commit(made)
+            self.json({"commitUrl": f"{self.hub.address}/{match[1]}/commit/{sha}", "commitOid": sha, "success": True})
+        else:
+            self.simple(404, b"no such page")
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        assert hashlib.sha256(data).hexdigest() == self.path.rpartition("/")[2]
+        self.hub.uploaded[self.path.rpartition("/")[2]] = data
+        self.simple(200, b"")
+
+    def json(self, answer: object, status: int = 200) -> None:
+        self.simple(status, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def answer(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)

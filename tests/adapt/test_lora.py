@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.adapt.lora import LoraLinear, LowRank, activate, adapted_layers, adapters, add_lora, merged
@@ -13,6 +14,7 @@ from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.quantization import quantize
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.model.head import OutputHead
 
 IDS = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(3))
 KINDS: dict[str, dict[str, Any]] = {
@@ -135,6 +137,42 @@ def test_an_embedding_of_its_own_is_changed_by_rows() -> None:
     assert type(merged(model).embedding) is nn.Embedding
 
 
+@pytest.mark.parametrize("settings", [{}, {"bias": True, "tie_weights": False, "logit_soft_cap": 3.0}], ids=str)
+def test_an_output_projection_learns_a_change_from_parts_of_the_logits_as_from_all(settings: dict[str, Any]) -> None:
+    model = network(**settings)
+    add_lora(model, LoraConfig(targets=("embedding", "lm_head"), rank=3))
+    drawn(model)
+    head, labels = model.lm_head, IDS.roll(-1, 1)
+    labels[0, 3] = -100
+    changes = [weight for weight in model.parameters() if weight.requires_grad]
+    assert len(changes) == 4
+    hidden = model.hidden_states(IDS)
+    change = adapted_layers(model)["lm_head"].changes["default"]
+    assert isinstance(change, LowRank)
+    logits = (
+        hidden.double() @ (head.weight.double() + change.config.scale * change.up.double() @ change.down.double()).T
+    )
+    if head.bias is not None:
+        logits = logits + head.bias.double()
+    logits = logits if head.soft_cap is None else head.soft_cap * (logits / head.soft_cap).tanh()
+    torch.testing.assert_close(head(hidden).double(), logits, rtol=1e-4, atol=1e-4)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    expected = torch.autograd.grad(losses.sum(), changes, retain_graph=True)
+    sums = head.cross_entropy(hidden, labels)
+    assert float(head.score(hidden.detach(), labels)[0]) == pytest.approx(float(losses.detach().sum()), rel=1e-5)
+    assert float(sums.objective) == pytest.approx(float(losses.detach().sum()), rel=1e-5)
+    in_parts = -head.log_probabilities(hidden, labels)
+    torch.testing.assert_close(in_parts.flatten().double(), losses, rtol=1e-4, atol=1e-5)
+    for loss in (sums.objective, in_parts.sum()):
+        found = torch.autograd.grad(loss, changes, retain_graph=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other.double(), rtol=1e-3, atol=1e-5)
+    whole = merged(model)
+    assert not whole.config.tie_weights and whole.lm_head.weight is not whole.embedding.weight
+    assert type(whole.lm_head) is OutputHead
+    torch.testing.assert_close(whole(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+
+
 def test_changes_are_added_up_and_taken_away() -> None:
     model = network()
     with torch.no_grad():
@@ -164,10 +202,9 @@ def test_changes_are_added_up_and_taken_away() -> None:
     [
         (
             {"targets": ["k_prj"]},
-            "No layer of the model matches 'k_prj'. Layers that can have an adapter: down_proj, k_proj",
+            "No layer of the model matches 'k_prj'. Layers that can have an adapter: down_proj, embedding, k_proj",
         ),
-        ({"targets": ["lm_head"]}, "No layer of the model matches 'lm_head'"),
-        ({"targets": ["embedding"]}, "An embedding that is tied to the output projection cannot have one"),
+        ({"targets": ["lm_head"], "dora": True}, "DoRA adapts linear layers, and lm_head is computed in parts"),
         ({"targets": []}, "targets"),
         ({"rank": 0}, "rank"),
         ({"alpha": float("nan")}, "alpha"),

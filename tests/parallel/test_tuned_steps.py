@@ -14,7 +14,9 @@ from torch import Tensor
 
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.quantization import quantize
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL, add_scalar_head
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import ConfigError
 from sheepop.data import Batch
 from sheepop.jobs.config import SheepOpConfig
@@ -124,6 +126,15 @@ def _with_latents(model: Transformer) -> Transformer:
     return found
 
 
+def _on_integers(model: Transformer) -> Transformer:
+    """Integers with adapters, of which the embedding and the output projection share one matrix."""
+    model.config = model.config.replace(tie_weights=True)
+    model.tie()
+    found = quantize(model, "int8")
+    add_lora(found, _LORA)
+    return found
+
+
 def _as_it_is(model: Transformer) -> None:
     return
 
@@ -131,9 +142,16 @@ def _as_it_is(model: Transformer) -> None:
 _POLICY = PolicyObjective(vf_coef=0.5, kl_coef=0.1)
 _DPO = PairwisePreference(PreferenceLoss("sigmoid", 0.3), supervised_weight=0.1)
 _LORA = LoraConfig(rank=2, targets=("*_proj",))
+_LORA_OF_VOCABULARY = LoraConfig(rank=2, targets=("embedding", "lm_head"))
 _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callable[[Transformer], object]]] = {
     "sft": (NextToken, _examples, _as_it_is),
     "lora": (NextToken, _examples, lambda model: add_lora(model, _LORA)),
+    "integers": (NextToken, _examples, _on_integers),
+    "vocabulary": (
+        NextToken,
+        _examples,
+        lambda model: add_lora(model, _LORA.replace(targets=("embedding", "lm_head"))),
+    ),
     "latent lora": (NextToken, _examples, _with_latents),
     "teacher": (lambda: Distillation(build_model(_NETWORK, seed=7).eval(), 0.5, 2.0), _examples, _as_it_is),
     "dpo": (lambda: _DPO, _pairs, _as_it_is),
@@ -150,12 +168,13 @@ _PIPELINES: list[dict[str, Any]] = [
 _TWO: list[tuple[str, dict[str, Any]]] = [
     *((kind, _TENSOR) for kind in _KINDS),
     ("kto", {"zero": 2}),
-    *((kind, _CONTEXT) for kind in ("sft", "lora")),
-    *((kind, _PIPELINES[0]) for kind in ("sft", "lora", "teacher", "dpo", "reward")),
+    *(("integers", {"zero": zero}) for zero in (0, 3)),
+    *((kind, _CONTEXT) for kind in ("sft", "lora", "integers")),
+    *((kind, _PIPELINES[0]) for kind in ("sft", "lora", "integers", "teacher", "dpo", "reward")),
     *((kind, schedule) for kind in ("lora", "reward") for schedule in _PIPELINES[1:]),
 ]
 _FOUR: list[tuple[str, dict[str, Any]]] = [
-    ("lora", {"tensor": 2, "zero": 3}),
+    *((kind, {"tensor": 2, "zero": 3}) for kind in ("lora", "integers")),
     ("lora", {"tensor": 2, "pipeline": 2}),
     ("reward", {"tensor": 2, "pipeline": 2, "schedule": "interleaved"}),
     ("sft", {"context": 2, "pipeline": 2}),
@@ -171,7 +190,8 @@ def _network(change: Callable[[Transformer], object]) -> Transformer:
         model = other
     draws = torch.Generator().manual_seed(9)
     for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=draws)
+        if not isinstance(parameter, StoredWeight):
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=draws)
     return model
 
 
@@ -182,6 +202,10 @@ def _gradients(runner: StepRunner, step: PreparedStep) -> tuple[list[float], dic
     numbers = torch.cat([found.losses.sums, found.norm[None], *(value.flatten() for value in measured)])
     parameters = runner.placement.model.named_parameters()
     return numbers.tolist(), {name: each.grad for name, each in parameters if each.grad is not None}
+
+
+def _is_matrix_of_floats(name: str, weight: Tensor) -> bool:
+    return weight.ndim > 1 and ".changes." not in name and not isinstance(weight, StoredWeight)
 
 
 def _compare() -> None:
@@ -200,6 +224,11 @@ def _compare() -> None:
             placement = spreads(_network(change), layout, precision="fp32", device="cpu", compiled=False)
             part = SharedSource(_Given(step), layout, placement.context).prepare(0)
             numbers, here = _gradients(_runner(placement, objective), part)
+            stored = [weight for each in (placement.model, placement.modules) for weight in each.parameters()]
+            assert (kind == "integers") == any(isinstance(weight, StoredWeight) for weight in stored)
+            assert kind != "integers" or not any(
+                _is_matrix_of_floats(name, w) for name, w in placement.modules.named_parameters()
+            )
             assert numbers == pytest.approx(expected[kind][0], rel=1e-4, abs=1e-5), (
                 kind,
                 settings,

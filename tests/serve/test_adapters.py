@@ -16,9 +16,11 @@ from sheepop.adapt.lora_config import LoraConfig
 from sheepop.checkpoint import load_model, save_model, with_adapters
 from sheepop.checkpoint.changes import changes_of
 from sheepop.checkpoint.model_form import AdaptedModel
-from sheepop.core.errors import ConfigError, UsageError
+from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 from sheepop.core.files import atomic_directory
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.jobs.exchange import export_model
+from sheepop.jobs.quantize import quantize_model
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
@@ -207,3 +209,16 @@ def test_settings_that_allow_no_adapters_say_so(places: Path) -> None:
     config = ServerConfig(batch_invariant=True)
     with pytest.raises(UsageError, match="batch_invariant"):
         Live(config, stock=Stock({"base": places / "base"}, {"tuned": places / "adapters/tuned"}, config, "cpu"))
+
+
+def test_an_adapter_of_another_base_with_the_same_shapes_is_refused(places: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "other", tiny_network(seed=9), CharTokenizer(), {})
+    loaded = load_model(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"trained on other weights than those in .*other, although their shapes"):
+        with_adapters(loaded, [places / "adapters" / "one"])
+    export_model(places / "adapters" / "one", tmp_path / "peft", format="peft")
+    with pytest.raises(CheckpointError, match=r"trained on other weights than those in .*other"):
+        with_adapters(loaded, [tmp_path / "peft"])
+    with_adapters(load_model(places / "base"), [tmp_path / "peft"])
+    quantize_model(places / "base", tmp_path / "int8", to="int8")
+    with_adapters(load_model(tmp_path / "int8"), [places / "adapters" / "one"])  # rounded from the right weights

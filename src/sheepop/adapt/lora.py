@@ -22,6 +22,10 @@ from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import ConfigError
 from sheepop.core.random import derive_seed
 from sheepop.model import Transformer
+from sheepop.model.head import OutputHead
+from sheepop.model.logits import cap
+
+_OF_VOCABULARY = ("embedding", "lm_head")
 
 
 class LowRank(nn.Module):
@@ -137,6 +141,44 @@ class LoraEmbedding(_Adapted, nn.Embedding):
         return self._added(input_ids, super().forward(input_ids), change)
 
 
+class LoraHead(_Adapted, OutputHead):
+    """An output projection with adapters; the embedding that shares its weight, if one does, stays as it is."""
+
+    def __init__(self, layer: OutputHead) -> None:
+        self._take(layer)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Returns the logits, with the active adapters, before a soft cap bounds them."""
+        logits = self._added(hidden, F.linear(hidden, self.own_weight, self.own_bias), self._change)
+        return cap(logits, self.soft_cap)
+
+    def added(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns the bias and the active adapters as two factors."""
+        pairs = [pair for pair in (super().added(hidden),) if pair is not None]
+        pairs += [self._factors(each, hidden) for each in self._counting]
+        if not pairs:
+            return None
+        lows, ups = zip(*pairs, strict=True)
+        return torch.cat(lows, -1), torch.cat(ups, -1)
+
+    def _factors(self, adapter: LowRank, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        dropped = F.dropout(hidden, adapter.config.dropout, self.training and adapter.config.dropout > 0)
+        down, up, _ = adapter.factors()
+        return F.linear(dropped.to(down.dtype), down) * adapter.config.scale, up
+
+    def _change(self, adapter: LowRank, hidden: Tensor, logits: Tensor) -> Tensor:
+        low, up = self._factors(adapter, hidden)
+        return F.linear(low, up).to(logits.dtype)
+
+
+AdaptedLayer = LoraLinear | LoraEmbedding | LoraHead
+_KINDS: dict[type[nn.Module], type[AdaptedLayer]] = {
+    nn.Linear: LoraLinear,
+    nn.Embedding: LoraEmbedding,
+    OutputHead: LoraHead,
+}
+
+
 def full(weight: Tensor) -> Tensor:
     """Returns a weight as a plain tensor without gradient, dequantised if it is stored in another format."""
     weight = weight.detach()
@@ -151,27 +193,20 @@ def row_lengths(weight_NK: Tensor) -> Tensor:
 def target_layers(model: Transformer, targets: Sequence[str]) -> dict[str, nn.Linear | nn.Embedding]:
     """Returns the layers that match the patterns, by path; raises `ConfigError` for a pattern without a match.
 
-    The output projection, routers and experts cannot have adapters, since they are not plain linear layers. Nor can an
-    embedding that is tied to the output projection.
+    Routers and experts cannot have adapters, since they are not plain linear layers. An embedding and an output
+    projection that share a weight have adapters of their own, as in PEFT.
     """
     possible: dict[str, nn.Linear | nn.Embedding] = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LoraLinear | LoraEmbedding) or type(module) in (nn.Linear, nn.Embedding)
+        if isinstance(module, AdaptedLayer) or type(module) in _KINDS
     }
-    if model.config.tie_weights:
-        possible.pop("embedding", None)
     chosen: dict[str, nn.Linear | nn.Embedding] = {}
     for pattern in targets:
         meant = [name for name in possible if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")]
         if not meant:
-            tied = (
-                " An embedding that is tied to the output projection cannot have one." if pattern == "embedding" else ""
-            )
             shown = ", ".join(sorted({name.rpartition(".")[2] for name in possible}))
-            raise ConfigError(
-                f"No layer of the model matches {pattern!r}. Layers that can have an adapter: {shown}.{tied}"
-            )
+            raise ConfigError(f"No layer of the model matches {pattern!r}. Layers that can have an adapter: {shown}.")
         chosen |= {name: possible[name] for name in meant}
     return {name: layer for name, layer in possible.items() if name in chosen}
 
@@ -180,14 +215,15 @@ def add_lora(model: Transformer, config: LoraConfig, *, name: str = "default", s
     """Adds an adapter to the target layers of `config`, in place, and makes it the only active one.
 
     Its weights are in float32 and trainable; all other weights of the network are frozen. Raises `ConfigError` like
-    `target_layers`, for a `name` that is taken, and for DoRA on an embedding.
+    `target_layers`, for a `name` that is taken, and for DoRA on an embedding or the output projection.
     """
     if name in adapters(model):
         raise ConfigError(f"The model already has an adapter called {name!r}. Choose another name.")
     layers = target_layers(model, config.targets)
-    embeddings = [path for path, layer in layers.items() if isinstance(layer, nn.Embedding)]
-    if config.dora and embeddings:
-        raise ConfigError(f"DoRA adapts linear layers, and {embeddings[0]} is not linear. Remove it from the targets.")
+    of_vocabulary = [path for path, layer in layers.items() if isinstance(layer, nn.Embedding | OutputHead)]
+    if config.dora and of_vocabulary:
+        why = "not linear" if of_vocabulary[0] == "embedding" else "computed in parts"
+        raise ConfigError(f"DoRA adapts linear layers, and {of_vocabulary[0]} is {why}. Remove it from the targets.")
     model.requires_grad_(False)
     for path, layer in layers.items():
         draws = torch.Generator().manual_seed(derive_seed(seed, "lora", path))
@@ -209,19 +245,18 @@ def put(model: Transformer, path: str, name: str, change: LowRank) -> None:
     layer.changes[name] = change.to(layer.weight.device)
 
 
-def adaptable(model: Transformer, path: str) -> LoraLinear | LoraEmbedding:
-    """Returns the layer at `path`, which becomes a `LoraLinear` or `LoraEmbedding`."""
+def adaptable(model: Transformer, path: str) -> AdaptedLayer:
+    """Returns the layer at `path`, which becomes one that can hold adapters."""
     layer = model.get_submodule(path)
-    if not isinstance(layer, LoraLinear | LoraEmbedding):
-        assert isinstance(layer, nn.Linear | nn.Embedding)
-        layer = LoraLinear(layer) if isinstance(layer, nn.Linear) else LoraEmbedding(layer)
+    if not isinstance(layer, AdaptedLayer):
+        layer = _KINDS[type(layer)](layer)  # type: ignore[arg-type]
         model.set_submodule(path, layer)
     return layer
 
 
-def adapted_layers(model: nn.Module) -> dict[str, LoraLinear | LoraEmbedding]:
+def adapted_layers(model: nn.Module) -> dict[str, AdaptedLayer]:
     """Returns the layers that can hold adapters, by path."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, LoraLinear | LoraEmbedding)}
+    return {path: module for path, module in model.named_modules() if isinstance(module, AdaptedLayer)}
 
 
 def adapters(model: nn.Module) -> tuple[str, ...]:
@@ -257,7 +292,8 @@ def can_merge(model: Transformer) -> bool:
 def merged(model: Transformer) -> Transformer:
     """Returns a copy with the active adapters merged into its weights; unchanged weights are shared.
 
-    Raises `ConfigError` if such a weight is quantised, which would round the change away.
+    An embedding and an output projection that shared a weight each have their own if one of them is changed. Raises
+    `ConfigError` if such a weight is quantised, which would round the change away.
     """
     copy = model.sharing_copy()
     for path, layer in adapted_layers(copy).items():
@@ -269,10 +305,12 @@ def merged(model: Transformer) -> Transformer:
             )
         if changes := list(layer._counting):
             weight = _changed(weight, changes, layer)
-        plain = nn.Linear if isinstance(layer, LoraLinear) else nn.Embedding
+            if path in _OF_VOCABULARY:
+                copy.config = copy.config.replace(tie_weights=False)
+        plain = next(kind for kind, adapted in _KINDS.items() if isinstance(layer, adapted))
         made = plain.__new__(plain)
         nn.Module.__init__(made)
-        own = ("active", "parts", "path")
+        own = ("active", "of_rows", "path")
         made.__dict__.update({key: value for key, value in layer.__dict__.items() if key not in own})
         made._modules = {key: value for key, value in layer._modules.items() if key != "changes"}
         made._parameters = {**layer._parameters, "weight": nn.Parameter(weight, layer.weight.requires_grad)}
@@ -286,7 +324,7 @@ def _changed(weight: Tensor, changes: Sequence[LowRank], layer: nn.Module) -> Te
         before = weight.float()
         found = before.clone()
         for change in changes:
-            difference = change.change() if isinstance(layer, LoraLinear) else change.change().t()
+            difference = change.change().t() if isinstance(layer, LoraEmbedding) else change.change()
             if change.magnitude is not None:
                 whole = before + difference
                 difference = whole * (change.magnitude / row_lengths(whole))[:, None] - before

@@ -18,6 +18,7 @@ from sheepop.core.errors import UsageError
 from sheepop.model import Transformer
 from sheepop.model.attention.latent import LatentAttention
 
+_HEAD = "lm_head"
 _NUMBERS = itertools.count(1)
 
 
@@ -48,7 +49,8 @@ class RowAdapters(Parts):
         # Attention to latents reads these matrices as a whole.
         whole = [path for path, layer in model.named_modules() if isinstance(layer, LatentAttention)]
         self._whole = {f"{path}.{name}" for path in whole for name in ("k_proj", "v_proj")}
-        self._paths = set(target_layers(self.network, ("*",))) - self._whole
+        # The output projection reads the tokens to predict, of which a row has none or several.
+        self._paths = set(target_layers(self.network, ("*",))) - self._whole - {_HEAD}
         for path in self._paths:
             layer = adaptable(self.network, path)
             layer.of_rows, layer.path = self, path
@@ -62,6 +64,11 @@ class RowAdapters(Parts):
                 raise UsageError(
                     f"The adapter changes {path}, which latent attention applies to all requests at a time. Merge the "
                     "adapter into the model, and serve that."
+                )
+            if path == _HEAD:
+                raise UsageError(
+                    "The adapter changes the output projection, which all requests share. Merge the adapter into the "
+                    "model, and serve that."
                 )
             if path not in self._paths:
                 raise UsageError(f"The adapter changes {path}, which is no layer of the served model.")

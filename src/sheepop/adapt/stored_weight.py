@@ -22,13 +22,13 @@ from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_
 from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
+from sheepop.model.logits import product_back
 from sheepop.model.native_scoring import matrix_rows
 
 Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
-_NUMBERS = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
 # More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
@@ -134,7 +134,7 @@ class StoredWeight(Tensor):
     @property
     def stored_bytes(self) -> int:
         """The bytes of memory that the matrix takes."""
-        return sum(part.nbytes for part in self._parts if part is not None)
+        return sum(part.nbytes for part in self.memory)
 
     def _rows_of_parts(self, index: Tensor | slice) -> Parts:
         """The numbers, the scales and the offsets of rows, at first in the shape of `index`."""
@@ -149,6 +149,26 @@ class StoredWeight(Tensor):
         if self._in_tiles:
             return rows_of(numbers.view(torch.int32), index).view(numbers.dtype), scales, offsets
         return numbers if is_all else numbers[index], scales, offsets
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """The tensors that the matrix is stored in."""
+        return [part for part in self._parts if part is not None]
+
+    def part(self, number: int, count: int, dimension: int) -> StoredWeight:
+        """Returns one of `count` equal parts along a dimension, as exact as the whole.
+
+        Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
+        """
+        unit = max(GROUP if self.stored == "int4" else 1, self.group or 1)
+        if dimension == self.ndim - 1 and self.row_length % (count * unit):
+            raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
+        numbers, *factors = (
+            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].contiguous()
+            for part in self.parts
+        )
+        assert numbers is not None
+        return StoredWeight(self.stored, numbers, factors[0], self.dtype, factors[1])
 
     def rows(self, index: Tensor | slice | None = None) -> Tensor:
         """Returns the dequantised matrix, or its rows (..., K) at `index` (...)."""
@@ -333,7 +353,7 @@ class StoredWeight(Tensor):
 
 
 class _Product(torch.autograd.Function):
-    """A product whose backward pass dequantises the matrix again instead of saving it."""
+    """A product whose backward pass dequantises the matrix again, some rows at a time, instead of saving it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: StoredWeight) -> Tensor:
@@ -344,22 +364,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        return gradient @ ctx.weight.rows().to(gradient.dtype), None
-
-
-def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> bool:
-    """Whether these parts have the shapes and data types of a `StoredWeight` in a format of 8 or 4 bits."""
-    length = numbers.shape[-1] * (2 if stored == "int4" else 1)
-    fits = numbers.ndim in (2, 3) and numbers.dtype == _NUMBERS.get(stored)
-    fits &= scales.dtype in (torch.float32, torch.bfloat16)
-    fits &= offsets is None or (offsets.shape, offsets.dtype) == (scales.shape, scales.dtype)
-    if scales.shape == numbers.shape[:-1]:
-        return fits and stored != "int4" and scales.dtype == torch.float32 and offsets is None
-    if scales.shape[:-1] != numbers.shape[:-1] or not scales.shape[-1] or length % scales.shape[-1]:
-        return False
-    return (
-        fits and stored != "fp8" and (stored != "int4" or (length % GROUP == 0 and length // scales.shape[-1] <= GROUP))
-    )
+        return product_back(gradient, ctx.weight), None
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from sheepop.adapt.lora import activate, adapters, can_merge, merged
 from sheepop.checkpoint.changes import put_changes
-from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter
+from sheepop.checkpoint.exchange.adapters import CONFIG, read_adapter, trained_on
 from sheepop.checkpoint.exchange.choice import choose_family
 from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation, with_ends
+from sheepop.checkpoint.identity import identities, require_base
 from sheepop.checkpoint.model_description import read_adapter_config, read_model_config
 from sheepop.checkpoint.model_directory import ADAPTER, LoadedModel, read_weights
 from sheepop.checkpoint.model_source import resolve_adapter, resolve_model_directory
@@ -46,7 +47,8 @@ def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bo
     activate(model, *adapters(model))
     whole = merged(model) if merge and can_merge(model) else model
     ends = end_ids(generation, loaded.config.vocabulary, GENERATION)
-    return replace(loaded, model=whole.eval(), tokenizer=tokenizer, generation=generation, end_ids=ends)
+    kept = {"config": whole.config, "generation": generation, "end_ids": ends}
+    return replace(loaded, model=whole.eval(), tokenizer=tokenizer, **kept)
 
 
 def family_of(loaded: LoadedModel) -> Family:
@@ -60,6 +62,7 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
     path = resolve_adapter(path)
     if (path / CONFIG).is_file():
         read_adapter(path, model, family_of(loaded), name=name)
+        require_base(trained_on(path), loaded.directory)
         return path
     directory = resolve_model_directory(path)
     read_model_config(directory)
@@ -72,4 +75,5 @@ def _put(path: Path, model: Transformer, loaded: LoadedModel, name: str) -> Path
     if problems := damaged_model(directory):
         raise CheckpointError("; ".join(problems) + ".")
     put_changes(model, config, read_weights(directory / ADAPTER), directory / ADAPTER, name=name)
+    require_base(identities(directory), loaded.directory)
     return directory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.stored_weight import Format, StoredWeight, is_stored_weight, name_of
+from sheepop.adapt.stored_weight import Format, StoredWeight, name_of
 from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.generation_settings import GENERATION
@@ -200,3 +200,18 @@ def read_model_config(directory: Path) -> ModelConfig:
         own = isinstance(model, dict) and model.get("activation") not in (None, *ACTIVATION_NAMES)
         advice = ". If one of your plugins defines it, give that file with --plugin." if own else ""
         raise CheckpointError(f"{directory / 'config.json'} is not valid: {error}{advice}") from None
+
+
+def is_stored_weight(stored: Format, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> bool:
+    """Whether these parts have the shapes and data types of a `StoredWeight` in a format of 8 or 4 bits."""
+    length = numbers.shape[-1] * (2 if stored == "int4" else 1)
+    fits = numbers.ndim in (2, 3) and _STORED.get(numbers.dtype) == stored
+    fits &= scales.dtype in (torch.float32, torch.bfloat16)
+    fits &= offsets is None or (offsets.shape, offsets.dtype) == (scales.shape, scales.dtype)
+    if scales.shape == numbers.shape[:-1]:
+        return fits and stored != "int4" and scales.dtype == torch.float32 and offsets is None
+    if scales.shape[:-1] != numbers.shape[:-1] or not scales.shape[-1] or length % scales.shape[-1]:
+        return False
+    return (
+        fits and stored != "fp8" and (stored != "int4" or (length % GROUP == 0 and length // scales.shape[-1] <= GROUP))
+    )

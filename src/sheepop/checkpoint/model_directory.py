@@ -143,7 +143,7 @@ def load_model(
     generation = read_generation(directory)
     ends = end_ids(generation, config.vocabulary, str(directory / GENERATION))
     made = read_json(directory / PROVENANCE)
-    return LoadedModel(model.to(device).eval(), tokenizer, config, made, directory, ends, generation)
+    return LoadedModel(model.to(device).eval(), tokenizer, model.config, made, directory, ends, generation)
 
 
 def open_model(path: str | Path) -> ForeignModel:
@@ -158,7 +158,8 @@ def open_model(path: str | Path) -> ForeignModel:
         raise CheckpointError(f"{directory} is a reward model, which none of SheepOp's export formats supports.")
     tensors = open_weights(directory)
     if read_adapter_config(directory) is not None:
-        weights = unique_weights(merged(dequantized(load_model(directory, merge=False).model)))
+        whole = merged(dequantized(load_model(directory, merge=False).model))
+        config, weights = whole.config, unique_weights(whole)
         tensors = {name: LazyTensor.of(tensor) for name, tensor in weights.items()}
     elif (quantization := read_quantization(directory)) is not None:
         tensors = quantization.dequantized(tensors, directory)

@@ -13,6 +13,8 @@ from sheepop.core.files import read_json
 
 FORMAT = "sheepop-model"
 # The files of an adapter in the format of Hugging Face's PEFT.
+BASE = "trained_on"
+"""The key, in provenance and in the metadata of an exported adapter, of the weights that an adapter fits."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GGUF = ".gguf"
 _GGUF_MAGIC = b"GGUF"

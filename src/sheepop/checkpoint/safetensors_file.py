@@ -143,12 +143,12 @@ def _offsets(file: _OpenFile) -> dict[str, int]:
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != _METADATA}
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str] | None = None) -> None:
     """Writes `tensors` to a file, which the caller makes durable; each one is read just before it is written.
 
-    Raises `ValueError` for a tensor that has another dtype or shape when it is read.
+    `metadata` stand in its header. Raises `ValueError` for a tensor that has another dtype or shape when it is read.
     """
-    header = _header(tensors)
+    header = _header(tensors, metadata or {})
     with path.open("wb") as file:
         file.write(header)
         for name, lazy in tensors.items():
@@ -159,8 +159,17 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
                 file.write(piece.view(torch.uint8).numpy().data)
 
 
-def _header(tensors: Mapping[str, LazyTensor]) -> bytes:
-    entries: dict[str, object] = {_METADATA: {"format": "pt"}}
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the metadata of a file; raises `CheckpointError` if it is damaged."""
+    try:
+        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            return file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from None
+
+
+def _header(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {_METADATA: {"format": "pt", **metadata}}
     begin = 0
     for name, tensor in tensors.items():
         end = begin + tensor.num_bytes

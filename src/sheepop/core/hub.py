@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
-from huggingface_hub import HfApi, HfFileSystem, constants, get_session, get_token, hf_hub_url
+from huggingface_hub import CommitOperationAdd, HfApi, HfFileSystem, constants, get_session, get_token, hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined, unused-ignore]
@@ -235,6 +235,32 @@ class Hub:
 
         opened.cache.fetcher = checked
         return opened
+
+    def upload(self, repository: str, files: Mapping[str, Path], *, private: bool) -> tuple[str, bool]:
+        """Uploads files by their paths in the repository as one commit, and makes the repository if it is missing.
+
+        Returns its address and whether it is private, which for an existing one `private` does not change. Raises
+        `failure` without a token or permission.
+        """
+        if constants.HF_HUB_OFFLINE:
+            raise self.failure("HF_HUB_OFFLINE is set, so nothing is uploaded. Unset it to upload.")
+        if not (self._token or get_token()):
+            raise self.failure(
+                f"Uploading needs an access token with permission to write. Create one at {self.name}/settings/tokens "
+                "and set it as HF_TOKEN."
+            )
+        api = HfApi(endpoint=self.endpoint, token=self._token)
+        changes = [CommitOperationAdd(path, str(file)) for path, file in files.items()]
+        with self._explained(repository):
+            try:
+                api.create_repo(repository, repo_type=self._kind, private=private, exist_ok=True)
+                api.create_commit(
+                    repository, changes, repo_type=self._kind, commit_message="Upload a model from SheepOp"
+                )
+                found = api.repo_info(repository, repo_type=self._kind, timeout=TIMEOUT_SECONDS)
+            except HFValidationError as error:
+                raise UsageError(f"{repository!r} cannot be the name of a repository: {error}") from None
+        return f"{self.name}{self._pages}/{repository}", bool(found.private)
 
     @contextmanager
     def _explained(self, repository: str) -> Iterator[None]:

@@ -16,6 +16,7 @@ from sheepop.checkpoint.exchange.writer import write_hugging_face
 from sheepop.checkpoint.foreign import MAX_SHARD_BYTES, ExchangeReport, import_foreign, read_foreign
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
+from sheepop.checkpoint.identity import identities
 from sheepop.checkpoint.lazy_tensor import ForeignModel, converted, dtype_named, total_bytes, watched
 from sheepop.checkpoint.model_description import read_adapter_config
 from sheepop.checkpoint.model_directory import open_model
@@ -65,6 +66,7 @@ def export_model(
     quantize: str | None = None,
     max_shard_size: str | None = None,
     with_tokenizer: bool = True,
+    merge: bool = False,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -73,9 +75,10 @@ def export_model(
     `format` is ``hf``, a directory for transformers; ``gguf``, a file for llama.cpp; or ``peft``, only the LoRA adapter
     of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` makes the weights smaller
     (``q8_0``, ``q6_k``, ``q5_k_m``, ``q5_0``, ``q4_k_m`` or ``q4_0``), and `with_tokenizer` false leaves the tokenizer
-    out for programs with their own. For ``hf``, weights larger than `max_shard_size` (None: 5GB) are split into several
-    files. Returns a summary. Raises `CheckpointError` with the reasons if the format cannot express the model, and
-    `UsageError` for settings that exclude each other or an `output` in use.
+    out for programs with their own. An adapter is merged into the weights, of integers into the floats that they stand
+    for, which is exact; `merge` requires that there is one. For ``hf``, weights larger than `max_shard_size` (None:
+    5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the reasons if the format cannot
+    express the model, and `UsageError` for settings that exclude each other or an `output` in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
@@ -91,6 +94,10 @@ def export_model(
     report = ExchangeReport(console or Console.silent(), Path(output))
     dtype_named(dtype)
     require_apart(Path(model), report.output)
+    if merge:
+        if format == "peft":
+            raise UsageError("merge is for formats hf and gguf; peft writes the adapter alone.")
+        _require_adapter(Path(model))
     if format == "gguf":
         require_free(report.output, overwrite, "a GGUF file", is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize
@@ -152,15 +159,11 @@ def _export_hugging_face(model: ForeignModel, limit: int, overwrite: bool, repor
 
 def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dict[str, Any]:
     """Writes only the LoRA adapter of a model, with the weight names of the family that the model exports to."""
-    directory = resolve_model_directory(model)
-    if read_adapter_config(directory) is None:
-        raise CheckpointError(
-            f"{directory} has no LoRA adapter, as a run with tuning.lora does. Export the whole model with format hf."
-        )
+    directory = _require_adapter(model)
     loaded = load_model(directory, merge=False)
     family = family_of(loaded)
     with atomic_directory(report.output, replace=overwrite) as place:
-        write_adapter(place, loaded.model, family, name=NAME)
+        write_adapter(place, loaded.model, family, name=NAME, base=identities(directory))
         loaded.tokenizer.save(place, tables=False)  # with the chat template
         write_json(place / GENERATION, dict(loaded.generation))
     change = changes_of(loaded.model)
@@ -171,6 +174,16 @@ def _export_adapter(model: Path, overwrite: bool, report: ExchangeReport) -> dic
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in change.values()}),
         "bytes": (report.output / WEIGHTS).stat().st_size,
     }
+
+
+def _require_adapter(model: Path) -> Path:
+    """Returns the directory of a model; raises `CheckpointError` if it has no adapter."""
+    directory = resolve_model_directory(model)
+    if read_adapter_config(directory) is None:
+        raise CheckpointError(
+            f"{directory} has no LoRA adapter, as a run with tuning.lora does. Export the whole model with format hf."
+        )
+    return directory
 
 
 def _shard_limit(max_shard_size: str | None) -> int:

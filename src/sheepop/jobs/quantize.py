@@ -11,7 +11,8 @@ import torch
 from sheepop.adapt.quantization import QUANTIZED, dequantized, input_importance, quantizable, quantize
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
-from sheepop.checkpoint.model_kind import is_model
+from sheepop.checkpoint.identity import identities
+from sheepop.checkpoint.model_kind import BASE, is_model
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate import GenerationConfig, Generator
@@ -71,7 +72,8 @@ def quantize_model(
         progress.advance()
         after = _perplexity(smaller, loaded, texts)
         progress.advance()
-    source = {"weights": to, "from": str(loaded.directory), "perplexity": [before, after]}
+    source: dict[str, Any] = {"weights": to, "from": str(loaded.directory), "perplexity": [before, after]}
+    source[BASE] = identities(loaded.directory)
     made = {**loaded.provenance, "quantized": source}
     save_model(output, smaller, loaded.tokenizer, made, generation=loaded.generation, replace=overwrite)
     return {

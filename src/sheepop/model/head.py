@@ -39,7 +39,7 @@ class OutputHead(nn.Linear):
 
     A `soft_cap` c turns logits z into ``c tanh(z / c)``. `cast` is a copy of the weight in the data type of training
     steps, if that differs from the weight's; the gradient still goes to `weight`. With a `vocabulary`, losses use a
-    weight that holds only some of its rows. To the losses, a bias is the weight of one more hidden column, which is 1.
+    weight that holds only some of its rows.
     """
 
     vocabulary: PartOfVocabulary | None = None
@@ -61,6 +61,11 @@ class OutputHead(nn.Linear):
         """The bias that losses use."""
         return self.bias
 
+    def added(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns what losses add to the logits, as two factors; see `loss.Projection`."""
+        bias = self.own_bias
+        return None if bias is None else (hidden.new_ones(*hidden.shape[:-1], 1), bias[:, None])
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the logits of the hidden states."""
         return cap(super().forward(hidden), self.soft_cap)
@@ -80,26 +85,20 @@ class OutputHead(nn.Linear):
         self, hidden: Tensor, labels: Tensor, terms: LossTerms | None = None, places: Places | None = None
     ) -> LossSums:
         """Returns the loss of hidden states (B, T, D) for labels (B, T); see `loss.linear_cross_entropy`."""
-        hidden, weight, projection = self._inputs(hidden, places)
-        return linear_cross_entropy(hidden, weight, labels, terms, **projection)
+        return linear_cross_entropy(hidden, self.own_weight, labels, terms, **self._projection(hidden, places))
 
     def log_probabilities(self, hidden: Tensor, labels: Tensor, places: Places | None = None) -> Tensor:
         """``log p(label)`` (B, T), 0 where the label is -100; see `loss.linear_log_probabilities`."""
-        hidden, weight, projection = self._inputs(hidden, places)
-        return linear_log_probabilities(hidden, weight, labels, **projection)
+        return linear_log_probabilities(hidden, self.own_weight, labels, **self._projection(hidden, places))
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the summed cross-entropy and the number of correct predictions; see `loss.score_tokens`."""
-        return score_tokens(*_joined(hidden, self.weight, self.bias), labels, soft_cap=self.soft_cap)
+        return score_tokens(hidden, self.weight, labels, soft_cap=self.soft_cap, added=self.added(hidden))
 
-    def _inputs(self, hidden: Tensor, places: Places | None) -> tuple[Tensor, Tensor, Projection]:
-        bias, cast = self.own_bias, self.cast
-        if cast is not None and bias is not None:
-            cast = torch.cat([cast, bias.detach()[:, None].to(cast.dtype)], dim=1)
-        parts: Projection = {"weight_cast": cast, "soft_cap": self.soft_cap, "memory": self._memory}
-        parts["vocabulary"] = self.vocabulary
-        hidden, weight = _joined(hidden, self.own_weight, bias)
-        return hidden, weight, parts if places is None else {**parts, "places": places}
+    def _projection(self, hidden: Tensor, places: Places | None) -> Projection:
+        parts: Projection = {"weight_cast": self.cast, "soft_cap": self.soft_cap, "memory": self._memory}
+        parts |= {"vocabulary": self.vocabulary, "added": self.added(hidden)}
+        return parts if places is None else {**parts, "places": places}
 
     @property
     def _is_plain(self) -> bool:
@@ -154,11 +153,3 @@ class OutputHead(nn.Linear):
             found.best_logprobs[begin:end] = (best - log_sum)[where]
             del logits_RV, of_tokens
         return found._replace(logprobs=found.logprobs.to(exact), best_logprobs=found.best_logprobs.to(exact))
-
-
-def _joined(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns hidden states (..., D + 1) and a weight (V, D + 1) whose products include the bias, if there is one."""
-    if bias is None:
-        return hidden, weight
-    ones = hidden.new_ones(*hidden.shape[:-1], 1)
-    return torch.cat([hidden, ones], dim=-1), torch.cat([weight, bias[:, None].to(weight.dtype)], dim=1)

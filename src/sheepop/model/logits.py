@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function_unary
 
 from sheepop.model.fused import fuses
+from sheepop.model.native_scoring import matrix_rows
 
 IGNORE_INDEX = -100
 
@@ -27,6 +29,9 @@ _CHUNK_SHARE_CUDA = 32  # a chunk takes at most 1/32 of a GPU's memory: 2.5 GB o
 # Bytes of the rows that go through exponential, sum and scaling together: on a CPU they stay in its cache; on a GPU
 # without a fused kernel they are copied to float32.
 _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+# Numbers of a matrix in another format that a product dequantises at a time.
+_PART = {"cpu": 1 << 22}
+_PART_ELSEWHERE = 1 << 26
 
 
 def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
@@ -85,21 +90,32 @@ def product_dtype(weight_VD: Tensor, weight_cast: Tensor | None) -> torch.dtype:
 
 @dataclass(frozen=True)
 class LogitChunks:
-    """Computes the logits of hidden states under `weight`, chunk by chunk."""
+    """Computes the logits of hidden states under `weight`, chunk by chunk; see `Projection.added`."""
 
     dtype: torch.dtype  # of matrix products
     exact: torch.dtype  # of exponentials and sums
     weight: Tensor  # (V, D), in `dtype`
     memory: LossMemory
+    low: Tensor | None  # (N, R)
+    up: Tensor | None  # (V, R), in `dtype`
 
     @classmethod
     def of(
-        cls, weight_VD: Tensor, weight_cast: Tensor | None, dtype: torch.dtype, memory: LossMemory | None
+        cls,
+        weight_VD: Tensor,
+        weight_cast: Tensor | None,
+        dtype: torch.dtype,
+        memory: LossMemory | None,
+        low_NR: Tensor | None = None,
+        up_VR: Tensor | None = None,
     ) -> LogitChunks:
         """Returns chunks with products in `dtype`; the weight is cast unless `weight_cast` is given."""
         weight = weight_VD if weight_cast is None else weight_cast
         exact = torch.float32 if dtype.itemsize < 4 else dtype
-        return cls(dtype, exact, weight.detach().to(dtype), memory or LossMemory())
+        weight = weight.detach()
+        weight = weight if has_torch_function_unary(weight) else weight.to(dtype)
+        up = None if up_VR is None else up_VR.detach().to(dtype)
+        return cls(dtype, exact, weight, memory or LossMemory(), low_NR, up)
 
     def rows(self, labels_N: Tensor, places: Places, chunk_bytes: int | None) -> Iterator[Places]:
         """Yields the supervised rows in chunks of about equal size."""
@@ -109,10 +125,14 @@ class LogitChunks:
             stop = min(count, start + size)
             yield slice(start, stop) if isinstance(places, slice) else places[start:stop]
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Returns the logits of a chunk (R, V), which overwrite those of the chunk before."""
+    def logits(self, hidden_RD: Tensor, rows: Places) -> Tensor:
+        """Returns the logits (R, V) of the hidden states of some rows, which overwrite those of the chunk before."""
         memory = self.memory.take_logits(hidden_RD.shape[0], self.weight.shape[0], hidden_RD)
-        return torch.mm(hidden_RD, self.weight.t(), out=memory)
+        for place, part in parts_of(self.weight, self.dtype):
+            torch.mm(hidden_RD, part.t(), out=memory[:, place])
+        if self.low is not None and self.up is not None:
+            memory.addmm_(self.low[rows].to(self.dtype), self.up.t())
+        return memory
 
     def blocks(self, logits_RV: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Splits logits and other per-row tensors into blocks of rows that are processed together."""
@@ -125,6 +145,39 @@ class LogitChunks:
         return matrix.shape[0] if fuses(device) else block_rows(matrix.shape[1], self.exact, device)
 
 
+class ProjectionGradients:
+    """Gradients of hidden states (N, D), weight (V, D), `low` (N, R) and `up` (V, R), those of them that are `needed`.
+
+    They are added from the gradients of the logits of each chunk.
+    """
+
+    def __init__(self, chunks: LogitChunks, hidden_ND: Tensor, needed: Sequence[bool]) -> None:
+        self._chunks = chunks
+        self._hidden = torch.zeros_like(hidden_ND) if needed[0] else None
+        self._weight = WeightGradient(chunks, chunks.memory) if needed[1] else None
+        self._low = torch.zeros_like(chunks.low) if needed[2] and chunks.low is not None else None
+        self._up = WeightGradient(chunks, LossMemory()) if needed[3] else None
+
+    def add(self, rows: Places, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
+        """Adds those of a chunk."""
+        if self._hidden is not None:
+            self._hidden[rows] = product_back(gradients_RV, self._chunks.weight).to(self._hidden.dtype)
+        if self._weight is not None:
+            self._weight.add(gradients_RV, hidden_RD, self._chunks.weight)
+        low, up = self._chunks.low, self._chunks.up
+        if low is not None and up is not None:
+            if self._low is not None:
+                self._low[rows] = (gradients_RV @ up).to(low.dtype)
+            if self._up is not None:
+                self._up.add(gradients_RV, low[rows].to(up.dtype), up)
+
+    def results(self, weight_VD: Tensor, up_VR: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Returns the four gradients, None where it is not needed."""
+        of_weight = None if self._weight is None else self._weight.result(weight_VD)
+        of_up = None if self._up is None or up_VR is None else self._up.result(up_VR)
+        return self._hidden, of_weight, self._low, of_up
+
+
 class WeightGradient:
     """The sum over chunks of ``dlogits^T hidden`` (V, D).
 
@@ -132,15 +185,15 @@ class WeightGradient:
     rows of the vocabulary at a time, so that a product is still in the CPU's cache when it is added.
     """
 
-    def __init__(self, chunks: LogitChunks) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: LogitChunks, memory: LossMemory) -> None:
+        self._chunks, self._memory = chunks, memory
         self._sum: Tensor | None = None
 
-    def add(self, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
-        """Adds the product of a chunk."""
+    def add(self, gradients_RV: Tensor, hidden_RD: Tensor, weight_VD: Tensor) -> None:
+        """Adds the product of a chunk for a weight of that shape."""
         first = self._sum is None
         if self._sum is None:
-            self._sum = self._chunks.memory.take_gradient(self._chunks.weight, self._chunks.exact)
+            self._sum = self._memory.take_gradient(weight_VD, self._chunks.exact)
         if self._chunks.dtype == self._chunks.exact:
             self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
             return
@@ -156,6 +209,32 @@ class WeightGradient:
     def result(self, weight_VD: Tensor) -> Tensor:
         """Returns the sum in the weight's data type; zeros if there was no chunk."""
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
+
+
+def parts_of(weight_NK: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yields a matrix in `dtype`: whole, or if it is stored in another format some rows at a time."""
+    count = len(weight_NK)
+    size = count
+    if has_torch_function_unary(weight_NK):
+        size = max(1, _PART.get(weight_NK.device.type, _PART_ELSEWHERE) // weight_NK.shape[1])
+    for start in range(0, count, size):
+        rows = slice(start, min(count, start + size))
+        yield rows, matrix_rows(weight_NK, rows).to(dtype)
+
+
+def product_back(gradient: Tensor, weight_NK: Tensor) -> Tensor:
+    """Returns ``gradient W`` (..., K) for a gradient (..., N), the gradient of x in ``x W^T``.
+
+    Parts of a matrix in another format are added in float32.
+    """
+    found = None
+    for rows, part in parts_of(weight_NK, gradient.dtype):
+        if rows.stop - rows.start == len(weight_NK):
+            return gradient @ part
+        product = gradient[..., rows] @ part
+        found = product.to(torch.promote_types(product.dtype, torch.float32)) if found is None else found.add_(product)
+    assert found is not None
+    return found.to(gradient.dtype)
 
 
 def chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device: str, chunk_bytes: int | None = None) -> int:

@@ -22,14 +22,11 @@ from sheepop.model.logits import (
     LogitChunks,
     LossMemory,
     Places,
-    WeightGradient,
+    ProjectionGradients,
     cap,
     product_dtype,
     supervised_places,
 )
-
-# Bytes of logits that `score_tokens` computes at a time; they are copied to float32.
-_SCORED_BYTES = 128 << 20
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -91,7 +88,8 @@ class Projection(TypedDict, total=False):
     are computed, which synchronises with a GPU. `weight_cast` is a copy of the weight in the data type of products.
     `soft_cap` c turns logits z into ``c tanh(z / c)``. `chunk_bytes` limits the logits held at a time, and `memory`
     reuses large buffers across calls. If the weight holds only some rows of the vocabulary, `vocabulary` combines them
-    with the rest.
+    with the rest. `added` are two factors (..., R) and (V, R) whose product ``low up^T`` is added to the logits before
+    the soft cap: a bias has a `low` of 1.
     """
 
     places: Places
@@ -100,6 +98,7 @@ class Projection(TypedDict, total=False):
     chunk_bytes: int | None
     memory: LossMemory | None
     vocabulary: PartOfVocabulary | None
+    added: tuple[Tensor, Tensor] | None
 
 
 def linear_cross_entropy(
@@ -130,7 +129,12 @@ def linear_log_probabilities(
 
 
 def score_tokens(
-    hidden: Tensor, weight_VD: Tensor, labels: Tensor, *, soft_cap: float | None = None
+    hidden: Tensor,
+    weight_VD: Tensor,
+    labels: Tensor,
+    *,
+    soft_cap: float | None = None,
+    added: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the summed cross-entropy and the number of correct predictions, computed in chunks without gradients.
 
@@ -138,12 +142,13 @@ def score_tokens(
     """
     with torch.no_grad():
         hidden_ND, labels_N = hidden.flatten(0, -2), labels.flatten()
-        chunks = LogitChunks.of(weight_VD, None, product_dtype(weight_VD, None), None)
+        low, up = (None, None) if added is None else (added[0].flatten(0, -2), added[1])
+        chunks = LogitChunks.of(weight_VD, None, product_dtype(weight_VD, None), None, low, up)
         loss = torch.zeros((), dtype=chunks.exact, device=hidden.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, supervised_places(labels_N), _SCORED_BYTES):
-                logits_RV = chunks.logits(hidden_ND[rows].to(chunks.dtype))
+            for rows in chunks.rows(labels_N, supervised_places(labels_N), None):
+                logits_RV = chunks.logits(hidden_ND[rows].to(chunks.dtype), rows)
                 for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
                     loss += F.cross_entropy(cap(part.to(chunks.exact), soft_cap), wanted, reduction="sum")
                     correct += (part.argmax(-1) == wanted).sum()
@@ -159,7 +164,9 @@ def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Pr
     labels_N = labels.flatten()
     if "places" not in projection:
         projection = {**projection, "places": supervised_places(labels_N)}
-    return hidden.flatten(0, -2), weight_VD, labels_N, projection.get("weight_cast"), projection
+    added = projection.pop("added", None)
+    low, up = (None, None) if added is None else (added[0].flatten(0, -2), added[1])
+    return hidden.flatten(0, -2), weight_VD, low, up, labels_N, projection.get("weight_cast"), projection
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -170,31 +177,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,
+        low_NR: Tensor | None,
+        up_VR: Tensor | None,
         labels_N: Tensor,
         weight_cast: Tensor | None,
         how: Projection,
         terms: LossTerms,
     ) -> tuple[Tensor, Tensor]:
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
         soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
-        chunks = LogitChunks.of(weight_VD, weight_cast, product_dtype(weight_VD, weight_cast), how.get("memory"))
+        dtype = product_dtype(weight_VD, weight_cast)
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
         losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
-        grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
-        grad_weight = WeightGradient(chunks) if for_weight else None
+        gradients = ProjectionGradients(chunks, hidden_ND, ctx.needs_input_grad)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(chunks.dtype)
-                logits_RV = chunks.logits(hidden_RD)
+                logits_RV = chunks.logits(hidden_RD, rows)
                 if vocabulary is not None:
                     sums += vocabulary.losses_then_gradients(logits_RV, labels_N[rows], terms, soft_cap, chunks.exact)
                 for part, wanted in chunks.blocks(logits_RV, labels_N[rows]) if vocabulary is None else ():
                     sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
-                if grad_hidden is not None:
-                    grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
-                if grad_weight is not None:
-                    grad_weight.add(logits_RV, hidden_RD)
-        ctx.gradients = (grad_hidden, None if grad_weight is None else grad_weight.result(weight_VD))
+                gradients.add(rows, logits_RV, hidden_RD)
+        ctx.gradients = gradients.results(weight_VD, up_VR)
         objective, plain = sums.unbind()
         ctx.mark_non_differentiable(plain)
         return objective, plain
@@ -204,11 +209,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the backward pass of linear_cross_entropy can run only once; compute the loss again")
-        (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
-        for gradient in (grad_hidden, grad_weight):
+        gradients, ctx.gradients = ctx.gradients, None
+        for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(grad_objective)
-        return grad_hidden, grad_weight, None, None, None, None
+        return *gradients, None, None, None, None
 
 
 class _LinearLogProbabilities(torch.autograd.Function):
@@ -216,16 +221,23 @@ class _LinearLogProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weight_cast: Tensor | None, how: Projection
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        low_NR: Tensor | None,
+        up_VR: Tensor | None,
+        labels_N: Tensor,
+        weight_cast: Tensor | None,
+        how: Projection,
     ) -> Tensor:
         soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
         dtype = product_dtype(weight_VD, weight_cast)
-        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"))
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
         log_p_N = torch.zeros(labels_N.shape, dtype=chunks.exact, device=hidden_ND.device)
         log_sum_N = torch.zeros_like(log_p_N)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
-                logits_RV = chunks.logits(hidden_ND[rows].to(dtype))
+                logits_RV = chunks.logits(hidden_ND[rows].to(dtype), rows)
                 labels_R = labels_N[rows]
                 if vocabulary is not None:
                     labels_R = vocabulary.columns(labels_R).clamp(0, logits_RV.shape[1] - 1)
@@ -236,34 +248,28 @@ class _LinearLogProbabilities(torch.autograd.Function):
                     label_R, log_sum_R = vocabulary.joined(labels_N[rows], label_R, log_sum_R)
                 log_p_N[rows], log_sum_N[rows] = label_R - log_sum_R, log_sum_R
         # Autograd refuses saved tensors that changed in place, such as a weight, whose logits would differ by now.
-        ctx.save_for_backward(hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast, log_sum_N)
         ctx.how = how, dtype
         return log_p_N
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights_N: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, labels_N, weight_cast, log_sum_N = ctx.saved_tensors
+        hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast, log_sum_N = ctx.saved_tensors
         how, dtype = ctx.how
         vocabulary = how.get("vocabulary")
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
-        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"))
-        grad_hidden = torch.zeros_like(hidden_ND) if for_hidden else None
-        grad_weight = WeightGradient(chunks) if for_weight else None
+        chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
+        gradients = ProjectionGradients(chunks, hidden_ND, ctx.needs_input_grad)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(dtype)
-                logits_RV = chunks.logits(hidden_RD)
+                logits_RV = chunks.logits(hidden_RD, rows)
                 labels_R = labels_N[rows] if vocabulary is None else vocabulary.columns(labels_N[rows])
                 by_row = labels_R, log_sum_N[rows], weights_N[rows]
                 for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
                     _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, how.get("soft_cap"), chunks.exact)
-                if grad_hidden is not None:
-                    grad_hidden[rows] = (logits_RV @ chunks.weight).to(hidden_ND.dtype)
-                if grad_weight is not None:
-                    grad_weight.add(logits_RV, hidden_RD)
-        of_weight = None if grad_weight is None else grad_weight.result(weight_VD)
-        return grad_hidden, of_weight, None, None, None
+                gradients.add(rows, logits_RV, hidden_RD)
+        return *gradients.results(weight_VD, up_VR), None, None, None
 
 
 def _losses_then_gradients(

@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 
+from sheepop.adapt.stored_weight import StoredWeight
+
 
 @dataclass(frozen=True)
 class SharingRanks:
@@ -35,7 +37,9 @@ class SharingRanks:
         return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size(), mesh)
 
     def part(self, parameter: Tensor, dimension: int) -> Tensor:
-        """Returns this rank's part of a parameter that is split along `dimension`."""
+        """Returns this rank's part of a parameter split along `dimension`; a quantised one stays as it is stored."""
+        if isinstance(parameter, StoredWeight):
+            return parameter.part(self.rank, self.size, dimension)
         part = parameter.detach().chunk(self.size, dimension)[self.rank].contiguous()
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Shard(dimension)], run_check=False)
 

@@ -23,6 +23,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement
 
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import EXPERT_PIECE, EXPERT_REPLICA, PIECE, REPLICA
@@ -43,11 +44,18 @@ def shard(
 
     The parameters of each block are one group, and those outside blocks another. With `dtype`, blocks compute in it
     from float32 weights, and gradients are reduced in float32; embedding, output head and layers that must be exact
-    stay float32. Gradients are summed over ranks, not averaged.
+    stay float32. Gradients are summed over ranks, not averaged. Quantised weights, which are never trained, stay
+    as they are on every rank.
     """
     mesh = mesh[REPLICA, PIECE]
+    whole: set[nn.Parameter] = {weight for weight in model.parameters() if isinstance(weight, StoredWeight)}
     computes = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    how: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.zero == 3, "mp_policy": computes}
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": config.zero == 3,
+        "mp_policy": computes,
+        "ignored_params": whole,
+    }
     for mixture in model.mixtures.values():
         fully_shard(mixture.router, **{**how, "mp_policy": _EXACT})
         if experts is not None:
@@ -64,7 +72,9 @@ def shard(
     for child in model.children():
         if child not in outermost and any(True for _ in child.parameters()):
             fully_shard(child, **how)
-    root: FSDPModule = fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=_EXACT)
+    root: FSDPModule = fully_shard(
+        model, mesh=mesh, reshard_after_forward=False, mp_policy=_EXACT, ignored_params=whole
+    )
     register_fsdp_forward_method(model, "run")
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -237,4 +247,5 @@ def _along(how: Placement, dimensions: tuple[int, ...]) -> Placement:
 def same_on_all(parameters: Iterable[Tensor]) -> None:
     """Copies the first rank's values to all ranks, in place."""
     for parameter in parameters:
-        dist.broadcast(parameter.detach(), 0)
+        for tensor in parameter.memory if isinstance(parameter, StoredWeight) else [parameter.detach()]:
+            dist.broadcast(tensor, 0)

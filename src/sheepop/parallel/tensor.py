@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sheepop.adapt.lora import LoraEmbedding, LoraLinear
+from sheepop.adapt.lora import AdaptedLayer, LoraLinear, adapted_layers
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
@@ -74,6 +74,7 @@ def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
     if has_head(model) and is_split:
         bias = {} if model.lm_head.bias is None else {"bias": 0}
         give_part(model.lm_head, _SomeLogits, ranks, bias if tied else {"weight": 0, **bias})
+        _split_changes(model.lm_head, ranks, _RowChange)
         if tied:
             model.lm_head.weight = model.embedding.weight
         for head in (getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD)):
@@ -98,6 +99,8 @@ def split_to_write(model: Transformer, ranks: SharingRanks) -> None:
     check_split(config, ranks.size, writes=True)
     if not all(type(layer) is nn.Linear for layer in model.blocks.modules() if isinstance(layer, nn.Linear)):
         raise ConfigError("Quantised weights are not split over ranks. Use the model that they were quantised from.")
+    if adapted_layers(model):
+        raise ConfigError("A model is split over ranks with its adapters merged into it.")
     split(model, ranks)
     give_part(model, _WritesTogether, ranks, {})
     model.config = config_of_part(config, ranks.size)
@@ -167,7 +170,7 @@ def _split_columns(layer: nn.Linear, ranks: SharingRanks) -> None:
 
 def _split_changes(layer: nn.Module, ranks: SharingRanks, kind: type[_Change]) -> None:
     """Splits the LoRA matrices of a layer, if it has some."""
-    if isinstance(layer, LoraLinear | LoraEmbedding):
+    if isinstance(layer, AdaptedLayer):
         for change in layer.changes.values():
             give_part(change, kind, ranks, kind.dimensions)
 
@@ -277,7 +280,10 @@ class _SomeLogits(LayerPart):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the logits of the whole vocabulary, gathered, with which every rank computes the same."""
-        logits = cap(nn.functional.linear(hidden, self.own_weight, self.own_bias), self.soft_cap)
+        logits = nn.functional.linear(hidden, self.own_weight)
+        if (factors := self.added(hidden)) is not None:  # type: ignore[operator]
+            logits = logits + nn.functional.linear(*factors).to(logits.dtype)
+        logits = cap(logits, self.soft_cap)
         return whole(logits.flatten(0, -2), self.ranks.group).view(*hidden.shape[:-1], -1)
 
 

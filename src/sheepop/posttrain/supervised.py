@@ -16,12 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from sheepop.data import Batch
 from sheepop.model import LossSums, Transformer
 from sheepop.model.head import OutputHead
+from sheepop.model.logits import chunk_rows
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network, Placement
 from sheepop.train.tensor_batch import TensorBatch
-
-# The number of logits in memory at a time, for the model and for its teacher each.
-_LOGITS = 2**24
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Distillation(Objective):
         labels_M = batch.labels.flatten()[batch.supervised]
         with torch.no_grad():
             taught_ME = self.teacher.hidden_states(**batch.inputs).flatten(0, 1)[batch.supervised]
-        size = max(1, _LOGITS // network.head.weight.shape[0])
+        size = chunk_rows(len(labels_M), network.head.weight.shape[0], torch.float32, hidden_MD.device.type) or 1
         total, cross_entropy, divergence = (hidden_MD.new_zeros((), dtype=torch.float32) for _ in range(3))
         for start in range(0, len(labels_M), size):
             part = slice(start, start + size)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.experts import Routing
 from sheepop.model.head import OutputHead
@@ -146,7 +147,7 @@ class OneDevice(Placement):
 
     In bf16 the steps run on working weights, which are cast from the float32 weights once a step; each gradient is
     moved to its float32 weight as soon as it is complete. A frozen weight is cast only once: `model` then has it in
-    bfloat16 too, and in float32 only during evaluation.
+    bfloat16 too, and in float32 only during evaluation. A quantised weight stays as it is stored.
     """
 
     may_be_left = True
@@ -161,6 +162,7 @@ class OneDevice(Placement):
         for parameter in self._frozen:
             parameter.data = parameter.data.to(dtype)
         working = {} if dtype is None else {m: self._working_weight(m, dtype) for m in _cast_each_step(model)}
+        working |= computing_in(model, dtype or torch.float32)
         self._modules = model.sharing_copy(working).train()
         self._place_head(dtype)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
@@ -306,4 +308,14 @@ def _cast_each_step(model: Transformer) -> list[nn.Parameter]:
 def _frozen(model: Transformer) -> list[nn.Parameter]:
     """The parameters that are not trained, except those that must be exact."""
     exact = {id(weight) for weight in model.exact_parameters}
-    return [parameter for parameter in model.parameters() if not parameter.requires_grad and id(parameter) not in exact]
+    kept = (weight for weight in model.parameters() if not (weight.requires_grad or isinstance(weight, StoredWeight)))
+    return [weight for weight in kept if id(weight) not in exact]
+
+
+def computing_in(model: Transformer, dtype: torch.dtype) -> dict[nn.Parameter, nn.Parameter]:
+    """Quantised weights, and what replaces them in training steps: the same memory, with products in `dtype`."""
+    return {
+        weight: nn.Parameter(weight.computing_in(dtype), requires_grad=False)
+        for weight in model.parameters()
+        if isinstance(weight, StoredWeight)
+    }

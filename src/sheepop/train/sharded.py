@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.head import OutputHead
 from sheepop.model.ngrams import NgramEmbedding
@@ -28,7 +29,7 @@ from sheepop.parallel.tensor import split
 from sheepop.parallel.ulysses import SharedRows
 from sheepop.train.optimizers.adafactor import Adafactor, Sums
 from sheepop.train.optimizers.momentum import Matrices, Muon
-from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients
+from sheepop.train.placement import CastEmbedding, Pass, Placement, clip_gradients, computing_in
 from sheepop.train.precision import working_dtype
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -56,7 +57,7 @@ class ShardedModel(Placement):
         self._adds_up_each_time, self._frees = layout.config.zero >= 2, layout.config.zero == 3
         same_on_all([*model.parameters(), *model.buffers()])
         self._dtype = working_dtype(precision)
-        network = model.sharing_copy().train()
+        network = model.sharing_copy(computing_in(model, self._dtype or torch.float32)).train()
         if self._dtype is not None and type(model.embedding) is nn.Embedding:
             network.embedding = CastEmbedding(model.embedding, self._dtype)
         for module in network.modules():
@@ -75,7 +76,7 @@ class ShardedModel(Placement):
                 split(part, SharingRanks.of(mesh[TENSOR]))
             if compiled:
                 part.compile_blocks(with_attention=self.context is None)
-        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._floats()}
         masters = [[model.get_parameter(name) for name in self._names(part)] for part in self._parts]
         for part in self._parts:
             shard(part, mesh, layout.config, self._dtype, experts)
@@ -148,7 +149,7 @@ class ShardedModel(Placement):
         return {**inputs, "cache": kind(self.context, inputs.get("document_ids"), inputs["input_ids"].device)}
 
     def _cast_head(self) -> None:
-        if self._dtype is not None:
+        if self._dtype is not None and self.head.own_weight.dtype != self._dtype:
             self.head.cast = self.head.own_weight.detach().to(self._dtype)
 
     def over_rows(self, counts: Tensor) -> Tensor:
@@ -218,7 +219,7 @@ class ShardedModel(Placement):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Within the block `model` has the whole weights on every rank."""
-        pieces = {name: parameter.data for name, parameter in self.model.named_parameters()}
+        pieces = {name: parameter.data for name, parameter in self._floats()}
         for name, whole in self.pieces.wholes(pieces):
             self.model.get_parameter(name).data = whole
         try:
@@ -230,8 +231,14 @@ class ShardedModel(Placement):
         """The same as `evaluating`, because pieces are always float32."""
         return self.evaluating()
 
-    def _take_pieces(self) -> None:
+    def _floats(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The weights of `model` that ranks share, with their names; quantised ones are whole on every rank."""
         for name, parameter in self.model.named_parameters():
+            if not isinstance(parameter, StoredWeight):
+                yield name, parameter
+
+    def _take_pieces(self) -> None:
+        for name, parameter in self._floats():
             spread = self.pieces.parameters.get(name)
             parameter.data = parameter.data.new_empty(0) if spread is None else spread.to_local().detach()
 

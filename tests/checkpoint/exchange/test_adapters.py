@@ -28,6 +28,7 @@ SIZES = {"vocab_size": 130, "num_hidden_layers": 2, "num_attention_heads": 4, "h
 LLAMA = {"model_type": "llama", **SIZES, "intermediate_size": 48, "max_position_embeddings": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": False},
+    "tied": {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "gpt2": {"model_type": "gpt2", "vocab_size": 130, "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 32},
     "gpt_neox": {**LLAMA, "model_type": "gpt_neox", "intermediate_size": 64},
     "phi3": {**LLAMA, "model_type": "phi3", "pad_token_id": 0, "num_key_value_heads": 2},
@@ -46,6 +47,13 @@ READ: list[tuple[str, dict[str, Any]]] = [
         {"target_modules": ["k_proj", "up_proj"], "use_dora": True, "alpha_pattern": {"layers.1.mlp.up_proj": 3}},
     ),
     ("llama", {"target_modules": ["embed_tokens", "v_proj"], "r": 5}),
+    ("llama", {"target_modules": ["lm_head", "v_proj"], "use_rslora": True}),
+    ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]}),
+    ("tied", {"target_modules": ["embed_tokens", "v_proj"], "r": 5}),
+    ("tied", {"target_modules": ["lm_head"], "r": 5}),
+    ("tied", {"target_modules": ["lm_head", "embed_tokens", "o_proj"], "lora_alpha": 3}),
+    ("tied", {"target_modules": ["embed_tokens", "o_proj"], "ensure_weight_tying": True}),
+    ("gpt_neox", {"target_modules": ["embed_out", "embed_in", "dense"]}),
     ("gpt2", {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
     ("gpt_neox", {"target_modules": ["query_key_value", "dense"], "use_dora": True}),
     ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"], "use_dora": True}),
@@ -59,6 +67,9 @@ WRITTEN: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"targets": ("q_proj", "up_proj"), "rank_stabilised": True, "rank": 3}),
     ("llama", {"targets": ("embedding", "o_proj")}),
+    ("llama", {"targets": ("lm_head", "o_proj")}),
+    ("tied", {"targets": ("embedding", "lm_head")}),
+    ("tied", {"targets": ("lm_head", "k_proj")}),
     ("gpt2", {"rank": 2}),
     ("gpt2", {"targets": ("v_proj", "down_proj"), "rank_stabilised": True}),
     ("gpt_neox", {"targets": ("q_proj", "v_proj"), "dora": True}),
@@ -119,9 +130,9 @@ def test_what_peft_writes_is_read(
 ) -> None:
     theirs, ours = (deepcopy(model) for model in pairs[name])
     adapted = peft.get_peft_model(theirs, peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
-    drawn(p for key, p in adapted.named_parameters() if "lora_" in key)
+    drawn(p for key, p in adapted.named_parameters() if "lora_" in key or "modules_to_save" in key)
     adapted.save_pretrained(tmp_path)
-    read_adapter(tmp_path, ours, FAMILIES[name])
+    read_adapter(tmp_path, ours, FAMILIES[MODELS[name]["model_type"]])
     assert_same(adapted, ours.eval())
     assert_same(adapted, merged(ours).eval())
 
@@ -134,9 +145,9 @@ def test_what_is_written_peft_reads_and_so_do_we(
     again = deepcopy(ours)
     add_lora(ours, LoraConfig(**settings), name="mine")
     drawn(p for layer in adapted_layers(ours).values() for p in layer.changes.parameters())
-    write_adapter(tmp_path, ours, FAMILIES[name], name="mine")
+    write_adapter(tmp_path, ours, FAMILIES[MODELS[name]["model_type"]], name="mine")
     assert_same(peft.PeftModel.from_pretrained(theirs, tmp_path).eval(), ours.eval())
-    read_adapter(tmp_path, again, FAMILIES[name])
+    read_adapter(tmp_path, again, FAMILIES[MODELS[name]["model_type"]])
     with torch.no_grad():
         torch.testing.assert_close(again.eval()(IDS), ours(IDS), rtol=1e-4, atol=1e-4)
 
@@ -145,7 +156,7 @@ SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "IA3"}, "peft_type = 'IA3' is not LORA, the kind of adapter that SheepOp reads"),
     ({"bias": "all"}, "bias = 'all' means that biases were trained"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changed the base weights"),
-    ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] is not known"),
+    ({"modules_to_save": ["lm_head"]}, r"modules_to_save names lm_head, but SheepOp finds no weight"),
     ({"use_qalora": True}, "use_qalora = True is not known"),
     ({"r": 5}, r"q_proj.lora_A.weight has the shape \(4, 32\), not \(5, 32\)"),
     ({"r": "4"}, "r = '4' is not a whole number"),

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels, is_stored_weight
+from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
 from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.model_description import is_stored_weight
 from sheepop.core.errors import CheckpointError
 
 Q8_0 = TYPES["q8_0"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sheepop.adapt.lora import LoraEmbedding, LowRank, activate, adapted_layers, adapters, full, put, row_lengths
 from sheepop.adapt.lora_config import LoraConfig
@@ -22,12 +22,12 @@ from sheepop.checkpoint.exchange.family import Family
 from sheepop.checkpoint.exchange.tensor_rules import PER_EXPERT, SAME, Layout
 from sheepop.checkpoint.given import Given
 from sheepop.checkpoint.lazy_tensor import LazyTensor
-from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE
+from sheepop.checkpoint.safetensors_file import open_safetensors, read_metadata, write_safetensors
 from sheepop.checkpoint.source_directory import read_table, source_file
 from sheepop.core.errors import CheckpointError, ConfigError, first_few
 from sheepop.core.files import write_json
-from sheepop.model import Transformer
+from sheepop.model import ModelConfig, Transformer
 
 CONFIG, WEIGHTS = ADAPTER_CONFIG, ADAPTER_WEIGHTS
 _PREFIX = "base_model.model."
@@ -53,9 +53,12 @@ class _Place:
     length: int
 
 
-def write_adapter(directory: Path, model: Transformer, family: Family, *, name: str = "default") -> None:
+def write_adapter(
+    directory: Path, model: Transformer, family: Family, *, name: str = "default", base: Sequence[str] = ()
+) -> None:
     """Writes the adapter `name` into a directory, which the caller makes durable.
 
+    `base` are the hashes of the weights that it fits, which `trained_on` reads back.
     Raises `ConfigError` if the model has no such adapter, and `CheckpointError` for a layer that the family lacks.
     """
     if name not in adapters(model):
@@ -72,7 +75,14 @@ def write_adapter(directory: Path, model: Transformer, family: Family, *, name: 
     config = next(iter(changes.values())).config
     assert isinstance(config, LoraConfig)
     write_json(directory / CONFIG, _described(config, sizes, family))
-    write_safetensors(directory / WEIGHTS, {name: LazyTensor.of(tensor) for name, tensor in tensors.items()})
+    lazy = {name: LazyTensor.of(tensor) for name, tensor in tensors.items()}
+    write_safetensors(directory / WEIGHTS, lazy, {BASE: " ".join(base)} if base else {})
+
+
+def trained_on(directory: Path) -> list[str]:
+    """Returns the hashes of the weights that an adapter which SheepOp wrote fits; of others it returns none."""
+    weights = source_file(directory, WEIGHTS)
+    return [] if weights is None else read_metadata(weights).get(BASE, "").split()
 
 
 def _described(config: LoraConfig, sizes: Mapping[str, tuple[int, float]], family: Family) -> dict[str, Any]:
@@ -142,17 +152,24 @@ def read_adapter(directory: Path, model: Transformer, family: Family, *, name: s
     stored = open_safetensors(weights).items()
     tensors = {key.replace("magnitude_vector.weight", "magnitude_vector"): tensor for key, tensor in stored}
     changes: list[tuple[str, LowRank]] = []
+    saved = given.take("modules_to_save", None) or []
+    if not isinstance(saved, list):
+        raise given.problem("modules_to_save", "is not a list")
     for theirs, place in _places(model, family).items():
         kinds = {kind: f"{_PREFIX}{theirs}.{kind}" for kind in (*_LINEAR, *_EMBEDDING)}
         found = {kind: tensors.pop(full_name) for kind, full_name in kinds.items() if full_name in tensors}
         if found:
             changes += _cut(found, place, theirs, given, model)
+        elif any(theirs == each or theirs.endswith(f".{each}") for each in saved):
+            changes.append(_replaced(tensors, theirs, place, given.where, model))
+    if given.typed("ensure_weight_tying", bool, False) and model.config.tie_weights:
+        changes = _with_tied(changes)
     _check(given)
     _leave_out_copies(tensors, model, family, str(weights))
     if tensors:
         raise CheckpointError(
             f"{weights}: SheepOp has no layer for {first_few(sorted(tensors), 4)}. It supports adapters of linear "
-            "layers in blocks, and of an embedding that is not tied to the output projection."
+            "layers in blocks, of the embedding and of the output projection."
         )
     if not changes:
         raise CheckpointError(f"{weights} has no tensors.")
@@ -170,6 +187,10 @@ def _cut(
     """Yields the adapters of our layers from the tensors of one layer of the family."""
     kinds = _EMBEDDING if _EMBEDDING[0] in found else _LINEAR
     dora = given.typed("use_dora", bool, False) and kinds is _LINEAR
+    if dora and place.ours == ("lm_head",):
+        raise CheckpointError(
+            f"{given.where}: use_dora is for layers in blocks, and {theirs} is the output projection."
+        )
     wanted = kinds[: 3 if dora else 2]
     if set(found) != set(wanted):
         raise CheckpointError(f"{given.where}: {theirs} has the tensors {sorted(found)}, but needs {sorted(wanted)}.")
@@ -191,9 +212,41 @@ def _cut(
         yield path, LowRank(config, down.clone(), part.contiguous(), lengths.contiguous() if dora else None)
 
 
+def _replaced(
+    tensors: dict[str, LazyTensor], theirs: str, place: _Place, where: str, model: Transformer
+) -> tuple[str, LowRank]:
+    """Returns the change of a layer whose trained weight PEFT saved as a whole: the difference, of full rank."""
+    key, ours = f"{_PREFIX}{theirs}.weight", place.ours[0]
+    weight = full(model.get_parameter(f"{ours}.weight")).float().cpu()
+    is_one = len(place.ours) == 1 and place.layout is SAME
+    if not is_one or key not in tensors or tuple(tensors[key].shape) != tuple(weight.shape):
+        raise CheckpointError(
+            f"{where}: modules_to_save names {theirs}, but SheepOp finds no weight {key} with the shape of {ours}. "
+            "It reads whole weights of single linear layers, embeddings and output projections."
+        )
+    difference, one = tensors.pop(key).read().float() - weight, torch.eye(weight.shape[1])
+    settings = LoraConfig(targets=(ours,), rank=len(one), alpha=float(len(one)))
+    is_embedding = isinstance(model.get_submodule(ours), nn.Embedding)
+    return ours, LowRank(settings, *((difference.t().contiguous(), one) if is_embedding else (one, difference)))
+
+
+def _with_tied(changes: list[tuple[str, LowRank]]) -> list[tuple[str, LowRank]]:
+    """Adds the change of the embedding to the output projection, as PEFT does with ``ensure_weight_tying``."""
+    of_embedding = dict(changes).get("embedding")
+    if of_embedding is None or "lm_head" in dict(changes):
+        return changes
+    down, up = (each.detach().t().contiguous() for each in (of_embedding.up, of_embedding.down))
+    return [*changes, ("lm_head", LowRank(of_embedding.config, down, up))]
+
+
+def _untied(model: Transformer) -> ModelConfig:
+    """The configuration in which embedding and output projection are layers apart, as they are for adapters."""
+    return model.config.replace(tie_weights=False)
+
+
 def _leave_out_copies(tensors: dict[str, LazyTensor], model: Transformer, family: Family, where: str) -> None:
     """Removes embedding and head weights, which PEFT may save with an adapter; they must equal those of the model."""
-    for group in family.tensor_groups(model.config):
+    for group in family.tensor_groups(_untied(model)):
         ours = next(iter(group.ours))
         theirs = next(iter(group.theirs), "").removesuffix(".weight")
         for copied in (f"{_PREFIX}{theirs}.base_layer.weight", f"{_PREFIX}{theirs}.weight"):
@@ -236,10 +289,9 @@ def _check(given: Given) -> None:
 def _places(model: Transformer, family: Family) -> dict[str, _Place]:
     """Returns the layers that can have adapters, by their path in the family."""
     found = {}
-    tied = {"embedding.weight", "lm_head.weight"} if model.config.tie_weights else {"lm_head.weight"}
-    for group in family.tensor_groups(model.config):
+    for group in family.tensor_groups(_untied(model)):
         names = tuple(name.removesuffix(".weight") for name in group.ours)
-        if len(group.theirs) != 1 or group.layout is PER_EXPERT or not tied.isdisjoint(group.ours):
+        if len(group.theirs) != 1 or group.layout is PER_EXPERT:
             continue
         if any(len(shape) != 2 or ".router." in name for name, shape in group.ours.items()):
             continue

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import sheepop
 from sheepop.checkpoint import RunDirectory
+from sheepop.checkpoint.model_kind import BASE
 from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
 from sheepop.core.errors import CheckpointError, SheepOpError
@@ -139,6 +140,7 @@ class RunRecord:
             "corpus_fingerprint": self.corpus_fingerprint,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "run": {"kind": self.requested.get("tuning", {}).get("method") or "pre-training"},
+            BASE: (self.forked_from or {}).get(BASE) or [],
         }
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.checkpoint import LoadedModel, load_model, save_model
+from sheepop.checkpoint.identity import identities
 from sheepop.checkpoint.model_description import read_adapter_config, read_quantization
 from sheepop.checkpoint.model_form import copy_base
+from sheepop.checkpoint.model_kind import BASE
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
@@ -95,6 +97,7 @@ class Fork:
         return {
             "path": str(self.loaded.directory.resolve()),
             "provenance": self.loaded.provenance,
+            BASE: identities(self.loaded.directory),
             "generation": dict(self.loaded.generation),
         }
 
