@@ -220,6 +220,8 @@ class TuningConfig(Config):
     columns: dict[str, str] | None = None
     """The columns of files by the keys of shapes, such as `{prompt: question, completion: answer}` for files with
     `question` and `answer`; `null` takes them as they are named."""
+    join_turns: bool = False
+    """Neighbouring turns of one role become one, with an empty line between their texts; `false` refuses them."""
     bad_examples: BadExamples = "refuse"
     """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""
     long_examples: LongExamples = "refuse"

@@ -13,7 +13,7 @@ from sheepop.core.facts import counted, visible
 from sheepop.posttrain.rows import LEARNT_KEYS, Judged, Prompt, Row, RowError, Supervised, Turns, is_learnt
 from sheepop.posttrain.turns import AnswerFinder, Findings
 from sheepop.tokenizer import ChatTemplate, Tokenizer
-from sheepop.tokenizer.chat import as_template_reads
+from sheepop.tokenizer.chat_forms import as_template_reads
 from sheepop.tokenizer.messages import Message, message_text
 from sheepop.tokenizer.spelled import SpelledTokens
 

@@ -28,7 +28,7 @@ from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.posttrain.config import BadExamples, LongExamples
 from sheepop.posttrain.encoding import Example, ExampleEncoder
-from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
+from sheepop.posttrain.rows import Row, RowError, Supervised, file_of, read_rows
 
 FORMAT, FORMAT_VERSION = "sheepop-examples", 1
 TOKENS = "tokens"
@@ -139,6 +139,12 @@ class ExampleStore:
         return hashlib.sha256(repr(sorted(self.manifest["checksums"].items())).encode()).hexdigest()
 
     @property
+    def files(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The files of the training examples in order, and the number of its file for each group."""
+        found = self.manifest.get("files") or []
+        return [name for name, _ in found], np.repeat(np.arange(len(found)), [count for _, count in found])
+
+    @property
     def longest(self) -> int:
         """The tokens of the longest example of both splits."""
         return int(max(split.lengths.max(initial=1) for split in (self.train, self.validation)))
@@ -169,6 +175,7 @@ def build_examples(
     validation_paths: Sequence[Path] = (),
     bad_examples: BadExamples = "refuse",
     columns: Mapping[str, str] = MappingProxyType({}),
+    joins_turns: bool = False,
     console: Console,
 ) -> ExampleStore:
     """Reads, checks, tokenises and splits the examples of files into the new `directory`.
@@ -176,20 +183,22 @@ def build_examples(
     All lines are checked before the first is tokenised. The hash of an example's tokens decides whether it is held out,
     so that equal examples are in the same split; with several answers to a prompt, the hash of the prompt decides.
     Raises `DataError` with the number of lines that cannot be learnt, unless `bad_examples` leaves them out. `columns`
-    are those of `read_rows`.
+    and `joins_turns` are those of `read_rows`.
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
     num_rows, writer = Counter[str](), _Writer(directory, encoder, max_length, (long_examples, bad_examples), console)
     with console.progress("Checking", None, "examples") as progress:
         for split, given in files.items():
             on_bad = None if bad_examples == "refuse" else writer.bad
-            for _ in read_rows(given, wanted, columns, on_bad=on_bad) if given else ():
+            options: dict[str, Any] = {"joins_turns": joins_turns, "on_bad": on_bad, "changed": writer.changed}
+            for _ in read_rows(given, wanted, columns, **options) if given else ():
                 num_rows[split] += 1
                 progress.advance()
     directory.mkdir()
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
-            for row in read_rows(files[split], wanted, columns, on_bad=on_bad and (lambda _: None)):
+            again: dict[str, Any] = {"joins_turns": joins_turns, "on_bad": on_bad and (lambda _: None)}
+            for row in read_rows(files[split], wanted, columns, **again):
                 writer.add(row, split, 0.0 if validation_paths else validation_fraction)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
@@ -209,7 +218,8 @@ class _Writer:
     ) -> None:
         self._directory, self._encoder, self._console = directory, encoder, console
         self._max_length, (self._policy, self._policy_for_bad) = max_length, policies
-        self._counts: Counter[str] = Counter()
+        self._counts, self.changed = Counter[str](), Counter[str]()
+        self._of_files: list[list[Any]] = []  # each with its number of groups to train on
         self._problems: list[str] = []
         self.longest, self._group_size = 0, 1
         self._totals = {"train": 0, "validation": 0}
@@ -252,6 +262,11 @@ class _Writer:
             if group.fields is not None:
                 self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
         self._counts[split] += 1
+        if split == "train":
+            file = file_of(row.place)
+            if not self._of_files or self._of_files[-1][0] != file:
+                self._of_files.append([file, 0])
+            self._of_files[-1][1] += len(groups)
         self._counts["conversations"] += not isinstance(row.answer if isinstance(row, Supervised) else row.prompt, str)
         self._group_size = len(groups[0].examples)
 
@@ -296,6 +311,9 @@ class _Writer:
                 f"{counted(counts['long'], 'example')} of more than {self._max_length:,} tokens: {what} "
                 f"(tuning.long_examples={self._policy})."
             )
+        changed = {how: count for how, count in self.changed.items() if count}
+        for how, count in changed.items():
+            self._console.info(f"{how} in {counted(count, 'conversation')}.")
         self._encoder.tell(self._console)
         sources = [file for given in files.values() for file in given]
         write_json(
@@ -313,6 +331,8 @@ class _Writer:
                     "cut": counts["long"] - left_out,
                 },
                 "problems": self._problems,
+                "changed": changed,
+                "files": self._of_files,
                 "conversations": counts["conversations"],
                 "longest": self.longest,
                 "end_ids": self._encoder.end_ids,
@@ -348,6 +368,7 @@ def first_examples(
     count: int,
     wanted: type[Row] = Supervised,
     columns: Mapping[str, str] = MappingProxyType({}),
+    joins_turns: bool = False,
     bad_examples: BadExamples = "refuse",
 ) -> Iterator[tuple[str, Example]]:
     """Yields the examples of the first `count` rows with their places, the chosen answer of a pair before the rejected.
@@ -355,7 +376,8 @@ def first_examples(
     Raises `DataError` for a row that cannot be learnt, unless `bad_examples` leaves it out.
     """
     leaves_out = bad_examples == "leave_out"
-    for number, row in enumerate(read_rows(paths, wanted, columns, on_bad=(lambda _: None) if leaves_out else None)):
+    options: dict[str, Any] = {"joins_turns": joins_turns, "on_bad": (lambda _: None) if leaves_out else None}
+    for number, row in enumerate(read_rows(paths, wanted, columns, **options)):
         if number == count:
             return
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -88,14 +89,17 @@ def read_rows(
     wanted: type[T],
     columns: Mapping[str, str] = MappingProxyType({}),
     *,
+    joins_turns: bool = False,
     on_bad: Callable[[str], None] | None = None,
+    changed: Counter[str] | None = None,
 ) -> Iterator[T]:
     """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
 
     Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
     All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
     and field, unless `on_bad` takes each problem. `columns` gives keys the names of shapes, such as ``prompt`` for
-    ``question``. Arena votes that prefer neither answer are skipped when preferences are wanted.
+    ``question``. With `joins_turns`, neighbouring turns of one role become one. `changed` counts the conversations that
+    were changed, in words. Arena votes that prefer neither answer are skipped when preferences are wanted.
     """
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
@@ -106,7 +110,7 @@ def read_rows(
                 num_undecided += 1
                 continue
             try:
-                row = _row(value, place, wanted, columns)
+                row = _row(value, place, wanted, columns, joins_turns, Counter() if changed is None else changed)
             except (RowError, MessageError) as error:
                 if on_bad is not None:
                     on_bad(f"{place}: {error}")
@@ -132,7 +136,14 @@ def _is_undecided(value: Any) -> bool:
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
-def _row(value: Any, place: str, wanted: type[T], columns: Mapping[str, str]) -> T:
+def file_of(place: str) -> str:
+    """The file in the place of a row."""
+    return place.rpartition(", ")[0]
+
+
+def _row(
+    value: Any, place: str, wanted: type[T], columns: Mapping[str, str], joins_turns: bool, changed: Counter[str]
+) -> T:
     if isinstance(value, BadLine):
         raise RowError(f"is {value.reason}")
     if not isinstance(value, dict):
@@ -146,9 +157,14 @@ def _row(value: Any, place: str, wanted: type[T], columns: Mapping[str, str]) ->
         name: value[column] for name, column in columns.items()
     }
     try:
-        found = recognised(value)
+        found = dict(recognised(value))
     except NoShapeError as error:
         raise RowError(str(error)) from None
+    for name in ("messages", "prompt"):
+        if isinstance(turns := found.get(name), list) and all(isinstance(turn, dict) for turn in turns):
+            if "conversations" in value:
+                turns = _with_both_sides(turns, changed, ends_open=wanted is Prompt)
+            found[name] = _joined(turns, changed) if joins_turns else turns
     if found.get("tools") and all(isinstance(found.get(name) or "", str) for name in _PLAIN):
         raise RowError("tools: a plain text has no place for them; give the prompt and the answer as messages")
     reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}
@@ -236,6 +252,33 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
     return Prompt(place, _conversation(prompt, "prompt", ends_with=("user", "tool")), others, tools)
 
 
+def _with_both_sides(turns: list[Message], changed: Counter[str], *, ends_open: bool) -> list[Message]:
+    """A conversation from its first question, and unless it `ends_open`, up to its last answer, if it has both."""
+    roles = [turn.get("role") for turn in turns]
+    first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), 0)
+    begin = roles.index("user") if "user" in roles else first
+    end = len(turns) if ends_open else next((n for n in range(len(turns), 0, -1) if roles[n - 1] == "assistant"), 0)
+    if end <= begin:
+        return turns
+    changed["Left out answers before the first question"] += begin > first
+    changed["Left out questions after the last answer"] += end < len(turns)
+    return [*turns[:first], *turns[begin:end]]
+
+
+def _joined(turns: list[Message], changed: Counter[str]) -> list[Message]:
+    """The messages, with the texts of neighbouring ones joined that differ in nothing else; tools answer one by one."""
+    found: list[Message] = []
+    for turn in turns:
+        last = found[-1] if found else {}
+        same = {**last, "content": None} == {**turn, "content": None} and turn.get("role") != "tool"
+        if same and all(isinstance(each.get("content"), str) for each in (last, turn)):
+            found[-1] = {**last, "content": f"{last['content']}\n\n{turn['content']}"}
+        else:
+            found.append(turn)
+    changed["Joined neighbouring turns of one role"] += len(found) < len(turns)
+    return found
+
+
 def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
     """Checks the order of a conversation: system first, then user and assistant in turn, tools after their calls.
 
@@ -256,7 +299,8 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
             raise RowError(f"{where}.content: is empty")
         allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
         if role not in allowed:
-            raise RowError(f"{where}.role: is {role}, but must be {' or '.join(sorted(allowed))}")
+            hint = "; tuning.join_turns=true joins neighbouring turns of one role" if role == before else ""
+            raise RowError(f"{where}.role: is {role}, but must be {' or '.join(sorted(allowed))}{hint}")
         before = "system" if role == "developer" else role
         has_calls = role == "assistant" and bool(message.get("tool_calls"))
     check_last(checked, name, ends_with)
@@ -325,18 +369,26 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         elif name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson")):
             with path.open("rb") as file:
                 lines = decompressed(file) if name.endswith((".gz", ".zst")) else file
-                for number, value in parsed_lines(lines):
-                    yield f"{path}, line {number:,}", value
+                yield from _numbered(path, lines)
         else:
             raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
     except (OSError, ExtractionError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
+def _numbered(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    return ((f"{path}, line {number:,}", value) for number, value in parsed_lines(lines))
+
+
 def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The entries of a JSON list, or the lines of a file that the hub names ``.json`` but holds one object a line."""
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
-        value = orjson.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+        value = orjson.loads(content)
     except orjson.JSONDecodeError:
+        if content.partition(b"\n")[0].rstrip().endswith(b"}"):
+            yield from _numbered(path, content.splitlines(keepends=True))
+            return
         value = None
     if isinstance(value, dict):  # one example, such as a saved chat
         value = [value]

@@ -59,8 +59,6 @@ def _sharegpt(fields: Fields) -> Fields:
             raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
         message = {**_rest(turn, "from", "value"), "role": role, "content": turn.get("value")}
         messages.append(_call(message, f"conversations[{number}].value") if sender == "function_call" else message)
-    while messages and messages[-1].get("role") in ("user", "tool"):  # which nobody has answered
-        messages.pop()
     return {**_rest(fields, "conversations"), "messages": messages}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,20 +13,18 @@ from typing import Any, NamedTuple
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
 from sheepop.core.errors import TokenizerError, UsageError
+from sheepop.tokenizer.chat_forms import REASONING, as_template_reads, forms_of, with_parts, without_null
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.messages import Message
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.tokenizer.spelled import SpelledTokens
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
-# The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
-REASONING = ("reasoning_content", "thinking", "reasoning")
-
 # What a conversation gives to a template itself.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
-# In a template that asks for it, a message with nothing but calls has no content at all.
-_ASKS_FOR_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
+# A template that reads contents as lists of parts asks for their types.
+_NAMES_TYPES = re.compile(r"\btype\b")
 
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
@@ -80,6 +77,7 @@ class ChatTemplate:
         self._chosen(with_tools=True)
         self._limits = (seconds, memory_bytes, largest_output)
         self._process = BoundedProcess("sheepop.tokenizer.chat_child", memory_bytes=memory_bytes, seconds=seconds)
+        self._parted: dict[str, frozenset[str]] = {}
         # Linux ends the process with the thread that started it, so this object uses a thread of its own for it.
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
@@ -198,21 +196,16 @@ class ChatTemplate:
         for name, entries in (("tools", tools), ("documents", documents)):
             if isinstance(entries, str | Mapping) or not all(isinstance(entry, Mapping) for entry in entries or ()):
                 raise UsageError(f"{name} must be a list of objects as in JSON.")
-        functions = None if tools is None else [_without_null(tool) for tool in tools]
+        functions = None if tools is None else [without_null(tool) for tool in tools]
         template = self._chosen(with_tools=tools is not None)
-        forms = _forms(_checked(messages), template)
-        request: dict[str, Any] = {
-            "template": template,
-            "variables": {"tools": functions, "documents": documents, **self._variables, **variables},
-            "now": datetime.now().isoformat(),  # the process has another time zone
-            "largest_output": self._limits[2],
-            "marked": marked,
-        }
+        given = {"tools": functions, "documents": documents, **self._variables, **variables}
         try:
+            forms = forms_of(_checked(messages), template)
+            if parted := self._roles_with_parts(template):
+                forms = [[with_parts(each) if each["role"] in parted else each for each in form] for form in forms]
             for number, form in enumerate(forms, 1):
-                request["variables"]["messages"] = form
                 try:
-                    return self._thread.submit(self._ask, request).result()
+                    return self._ask(template, form, given, marked)
                 except HandlerError as error:
                     if error.kind != "TypeError" or number == len(forms):
                         raise
@@ -235,7 +228,35 @@ class ChatTemplate:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any]) -> Rendered:
+    def _roles_with_parts(self, template: str) -> frozenset[str]:
+        """The roles whose messages a template reads only as lists of parts, each with a type and a text."""
+        if template not in self._parted:
+            texts = {role: secrets.token_hex(8) for role in ("user", "assistant")}
+            plain = [{"role": role, "content": text} for role, text in texts.items()]
+            found = []
+            for messages in (plain, [with_parts(each) for each in plain]) if _NAMES_TYPES.search(template) else ():
+                text = ""
+                with suppress(HandlerError):
+                    text = self._ask(template, messages, self._variables).text
+                found.append({role for role, said in texts.items() if said in text})
+            roles = found[1] - found[0] if found else set()
+            self._parted[template] = frozenset(roles | ({"system", "developer", "tool"} if "user" in roles else set()))
+        return self._parted[template]
+
+    def _ask(
+        self, template: str, messages: list[dict[str, Any]], variables: Mapping[str, Any], marked: bool = False
+    ) -> Rendered:
+        """The text that the process renders; raises what `BoundedProcess.request` raises."""
+        request = {
+            "template": template,
+            "variables": {**variables, "messages": messages},
+            "now": datetime.now().isoformat(),  # the process has another time zone
+            "largest_output": self._limits[2],
+            "marked": marked,
+        }
+        return self._thread.submit(self._answer, request).result()
+
+    def _answer(self, request: dict[str, Any]) -> Rendered:
         text, *parts = self._process.request(request)
         begin_and_end = (str(part).split() for part in parts)
         return Rendered(str(text), tuple((int(begin), int(end)) for begin, end in begin_and_end))
@@ -300,67 +321,6 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
             "which is a text such as user."
         )
     return [as_template_reads(message) for message in messages]
-
-
-def as_template_reads(message: Message) -> dict[str, Any]:
-    """A message without null, with arguments of calls as objects, and its reasoning under each key templates read."""
-    present = {key: value for key, value in message.items() if value is not None}
-    if isinstance(calls := present.get("tool_calls"), list):
-        present["tool_calls"] = [_with_arguments(call) for call in calls]
-    reasoning = next((present[name] for name in REASONING if name in present), None)
-    if reasoning is None:
-        return present
-    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
-
-
-def _with_arguments(call: Any) -> Any:
-    """A tool call whose arguments are an object; OpenAI's API writes them as JSON text, and an empty text for none."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if arguments is None or isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            found = json.loads((arguments or "").strip() or "{}")
-            # Any other text stays as it is.
-            function = {**function, "arguments": found if isinstance(found, dict) else arguments}
-    return {**call, "function": function} if "function" in call else function
-
-
-def _forms(messages: list[dict[str, Any]], template: str) -> list[list[dict[str, Any]]]:
-    """The forms of a conversation that a template may expect; it fails with a `TypeError` for any other.
-
-    Some templates ask whether the content of a message with calls is none; some join the arguments of calls to text.
-    """
-    if not any(message.get("tool_calls") for message in messages):
-        return [messages]
-    forms = [messages]
-    if _ASKS_FOR_NONE.search(template):
-        bare = [
-            {**each, "content": each.get("content") or None} if each.get("tool_calls") else each for each in messages
-        ]
-        forms = [bare, messages]
-    return [each for form in forms for each in (form, [_with_text(message) for message in form])]
-
-
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have their arguments as JSON text."""
-    calls = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        if isinstance(function.get("arguments"), Mapping):
-            function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-        calls.append({**call, "function": function} if "function" in call else function)
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _without_null(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool and its function without keys that are null; in a JSON schema, null is a value."""
-    return {
-        name: {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else value
-        for name, value in tool.items()
-        if value is not None
-    }
 
 
 def _same_fields(field: str) -> tuple[str, ...]:

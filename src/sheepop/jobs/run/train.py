@@ -14,6 +14,7 @@ from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.json_lines import JsonLines
 from sheepop.data.discovery import require_paths
+from sheepop.data.download.catalog import HUB
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def train(
     request.check()
     if request.ranks.is_first and not request.resumes:
         RunDirectory(request.path).require_place(request.replaces)
-        require_paths(Path(place) for place in request.settings.data.paths if "://" not in place)
+        elsewhere = ("://",) if request.settings.tuning.method is None else ("://", HUB)
+        paths = request.settings.data.paths
+        require_paths(Path(place) for place in paths if not any(mark in place for mark in elsewhere))
     # These load torch, which a refused request does not need.
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run

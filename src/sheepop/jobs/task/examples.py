@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.scalar_head import REWARD_HEAD
@@ -26,8 +27,11 @@ from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
 from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
+from sheepop.data.batch_schedule import MixtureSchedule, PartOrder
+from sheepop.data.download.catalog import HUB
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import MOST_ROW_TOKENS
+from sheepop.jobs.task.corpus_batches import source_members, source_seed
 from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import generate_command
 from sheepop.model import Transformer
@@ -47,7 +51,7 @@ TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with
 _ROW_UNIT = 64
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
 _TEXT_KEYS = {
-    "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
+    "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "sequence_length_warmup",
     "initial_embeddings", "eval_stride",
 }  # fmt: skip
 # Only the cross-entropy of labels reads these.
@@ -149,18 +153,31 @@ class ExampleTask(Task):
         tokenizer = with_template(tokenizer, config.tuning.chat_template, place / TOKENIZER, self.console)
         with self.template(tokenizer) as template:
             return build_examples(
-                [Path(path) for path in config.data.paths],
+                self.files(config.data.paths),
                 place / TOKENS,
                 ExampleEncoder(tokenizer, template, end_ids),
                 self.row_type,
                 max_length=self.most_tokens,
                 long_examples=config.tuning.long_examples,
                 validation_fraction=config.data.validation_fraction,
-                validation_paths=[Path(path) for path in config.tuning.validation_paths],
+                validation_paths=self.files(config.tuning.validation_paths),
                 bad_examples=config.tuning.bad_examples,
                 columns=config.tuning.columns or {},
+                joins_turns=config.tuning.join_turns,
                 console=self.console,
             )
+
+    def files(self, paths: Sequence[str]) -> list[Path]:
+        """The files at `paths`; those of data sets on the hub are downloaded first, below ``data``."""
+        found = list[Path]()
+        for path in paths:
+            if path.startswith(HUB):
+                from sheepop.data.download.download import dataset_files  # which loads the hub's client
+
+                found += dataset_files(path, console=self.console)
+            else:
+                found.append(Path(path))
+        return found
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         """Opens the chat template of a tokenizer with the variables of the settings; the caller closes it."""
@@ -243,18 +260,31 @@ class ExampleTask(Task):
         return self.rows(self.store.train)
 
     def rows(self, split: ExampleSplit) -> ExampleRows:
-        """The rows of a split."""
-        rows = PackedExamples if self.config.data.packing else PaddedExamples
-        return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)
+        """The rows of a split; in a mixture, those of training examples are each of one source."""
+        options: dict[str, Any] = {"max_length": self.row_length, "pad_id": self.tokenizer().filler_id}
+        if not self.config.data.packing:
+            return PaddedExamples(split, **options)
+        return PackedExamples(split, **options, parts=self._sources if split is self.store.train else ())
+
+    @cached_property
+    def _sources(self) -> list[NDArray[np.int64]]:
+        """The numbers of the groups of each source of `training.mixture`."""
+        mixture = self.config.training.mixture
+        return source_members(mixture, *self.store.files, "example") if mixture else []
 
     @cached_property
     def schedule(self) -> BatchSchedule:
-        """Rows in random order."""
-        rows, training, seed = self.batches(), self.config.training, self.config.seed
-        order = SampleOrder(rows.num_samples, seed)
-        return BatchSchedule(
-            [RowSource(rows, order)], training.batch_sizes(), training.row_lengths(rows.max_length), seed
-        )
+        """Rows in random order, those of a mixture by the weights of its sources."""
+        rows, training, seed = self.rows(self.store.train), self.config.training, self.config.seed
+        orders, sizes, mixture = [SampleOrder(rows.num_samples, seed)], training.batch_sizes(), None
+        if self._sources:
+            size = self.store.train.group_size
+            groups = np.array([rows.examples(sample)[0] // size for sample in range(rows.num_samples)])
+            parts = [np.flatnonzero(np.isin(groups, members)) for members in self._sources]
+            orders = [PartOrder(part, source_seed(seed, number, len(parts))) for number, part in enumerate(parts)]
+            mixture = MixtureSchedule([source.weights for source in training.mixture], sizes)
+        lengths = training.row_lengths(rows.max_length)
+        return BatchSchedule([RowSource(rows, order) for order in orders], sizes, lengths, seed, mixture)
 
     def reference(self, device: str, dtype: torch.dtype = torch.float32) -> Transformer:
         """The reference model, without gradients."""

@@ -22,13 +22,13 @@ from sheepop.tokenizer import Tokenizer, chat_templates, load_tokenizer
 def shown_examples(task: ExampleTask, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
     """The first examples that a run from `model` would learn from, with their places."""
     require_examples(task.config)
-    tuning, paths, place = task.config.tuning, list(map(Path, task.config.data.paths)), resolve_model_directory(model)
+    tuning, paths, place = task.config.tuning, task.files(task.config.data.paths), resolve_model_directory(model)
     with tempfile.TemporaryDirectory() as directory:
         source, target = load_tokenizer(place), Path(directory) / TOKENIZER
         tokenizer = with_template(source, tuning.chat_template, target, Console.silent())
         with task.template(tokenizer) as template:
             encoder = ExampleEncoder(tokenizer, template, _end_ids(place))
-            options = (task.row_type, tuning.columns or {}, tuning.bad_examples)
+            options = (task.row_type, tuning.columns or {}, tuning.join_turns, tuning.bad_examples)
             for where, example in first_examples(paths, encoder, count, *options):
                 yield where, example, tokenizer
 
