@@ -39,10 +39,14 @@ _STORED_AS = {"requested": "asked"}
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a run in minutes: seconds for the loop, and the most steps if another budget limits them."""
+    """The budget of a run in minutes: seconds for the loop, and the most steps if another budget limits them.
+
+    The score at the end reads all held-out tokens, or `scored_tokens` of them.
+    """
 
     seconds: float
     most_steps: int | None
+    scored_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +263,11 @@ class Log:
         return next((row for row in reversed(self.rows) if row.get("split") == split), {})
 
 
+def first_scores(metrics: Log) -> dict[str, Any]:
+    """The validation before the first step, which a run from a finished model has; empty for others."""
+    return next((row for row in metrics.rows if row.get("split") == "validation" and row.get("step") == 0), {})
+
+
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
     """Whether early stopping ended the run."""
     patience, steps = config.training.early_stopping, run.steps()
@@ -306,6 +315,12 @@ class StageTimes:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since this object was made."""
+        return time.monotonic() - self._started
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

@@ -13,11 +13,11 @@ import torch
 from sheepop.core.console import Console
 from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
-from sheepop.core.facts import counted
+from sheepop.core.facts import counted, plural
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import Budget, RunRecord, circumstances
+from sheepop.jobs.run.record import Budget, RunRecord, StageTimes, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
@@ -26,7 +26,7 @@ from sheepop.model.attention.choose import require_backend
 from sheepop.parallel.layout import Layout, check_network, check_ring_here
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import Method
-from sheepop.report import data_size
+from sheepop.report import data_size, duration
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
     StepBytes,
@@ -44,6 +44,8 @@ from sheepop.train.budget import (
     needs_measuring,
     resolve_compile,
     resolve_training,
+    scored_tokens,
+    scoring_seconds,
 )
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
 
@@ -64,11 +66,17 @@ _MOST_SAVED = 100
 
 
 def resolved(
-    task: Task, requested: SheepOpConfig, chosen: Mapping[str, Any], request: RunRequest, device: str
+    task: Task,
+    requested: SheepOpConfig,
+    chosen: Mapping[str, Any],
+    request: RunRequest,
+    device: str,
+    times: StageTimes,
 ) -> tuple[Task, RunRecord]:
     """The task with all settings that are derived or measured filled in, and the record of the run.
 
-    `requested` are the settings before that, of which the recipe chose `chosen`.
+    `requested` are the settings before that, of which the recipe chose `chosen`. A budget in minutes began with
+    `times`.
     """
     batches, held_out_tokens = task.batches(), task.held_out_tokens
     training = _with_compiler(resolve_compile(task.config.training, device), device, task.console)
@@ -80,6 +88,12 @@ def resolved(
         training, lambda: bytes_of_a_step(task.config, training, batches.max_length, device), device
     )
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
+    scored = None
+    if timing is not None and training.max_minutes is not None:
+        scored = scored_tokens(training, timing, held_out_tokens, batches.tokens_per_sample)
+        ending = scoring_seconds(training, timing, scored or held_out_tokens, batches.tokens_per_sample)
+        timing = replace(timing, measured_in=times.elapsed + ending)
+        _tell_of_minutes(training.max_minutes, times.elapsed, ending, scored, held_out_tokens, task.console)
     settled = resolve_training(
         training,
         timing,
@@ -97,7 +111,7 @@ def resolved(
         tokenizer_fingerprint=task.tokenizer().fingerprint(),
         requested=requested.model_dump(mode="json"),
         step_seconds=timing.seconds if timing else None,
-        deadline=None if seconds is None else Budget(seconds, most),
+        deadline=None if seconds is None else Budget(seconds, most, scored),
         matrix_peak_flops=matrix_peak(dtype, device),
         nominal_peak_flops=nominal_peak(dtype, device),
         forked_from=None if task.origin is None else task.origin.as_record(),
@@ -109,6 +123,17 @@ def resolved(
         **circumstances(device),
     )
     return task.with_config(with_training(task.config, settled)), record
+
+
+def _tell_of_minutes(
+    minutes: float, elapsed: float, ending: float, scored: int | None, held_out: int, console: Console
+) -> None:
+    """Says how much of a budget in minutes was used before the first step, and what the end needs."""
+    part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
+    console.info(
+        f"Of {minutes:g} {plural(minutes, 'minute')}, {duration(elapsed)} were used to prepare the run; the score at "
+        f"the end needs about {duration(ending)}{part}."
+    )
 
 
 def _fitting(

@@ -21,7 +21,6 @@ from sheepop.checkpoint.model_description import read_model_config
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory
@@ -39,10 +38,8 @@ from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
-from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.posttrain.templates import READY, default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
-from sheepop.train.objective import Objective, with_experts
 
 _SAMPLES, _LOOKED_AT = 3, 100
 TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
@@ -93,7 +90,7 @@ class ExampleTask(Task):
         config, template = self.config, self.config.tuning.chat_template
         return [*config.data.paths, *config.tuning.validation_paths, None if template in READY else template]
 
-    def prepared(self, given: Mapping[str, Any]) -> Self:
+    def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
         """Tokenises the examples of `data.paths` into the run, with the tokenizer of the initial model."""
         config, origin = self.config, self.origin
         if origin is None:
@@ -350,31 +347,6 @@ class ExampleTask(Task):
             if 0 < begin <= most:
                 found.append(ids[:begin].tolist())
         return found[:_SAMPLES]
-
-
-class SupervisedTask(ExampleTask):
-    """Supervised fine-tuning on answers, or distillation from a teacher."""
-
-    def check(self) -> None:
-        """Also refuses a teacher with another tokenizer."""
-        if self.config.tuning.teacher is not None:
-            self.require_same_tokens("tuning.teacher.model", self.config.tuning.teacher.model)
-        super().check()
-
-    def objective(self) -> Objective:
-        """The cross-entropy of the answers, or distillation from `tuning.teacher`; with NEFTune if set."""
-        teacher, alpha = self.config.tuning.teacher, self.config.tuning.neftune_noise_alpha
-        objective = super().objective()
-        if teacher is not None:
-            distillation = Distillation(self._teacher, teacher.weight, teacher.temperature)
-            objective = with_experts(distillation, self.config.model)
-        return objective if alpha is None else NoisyEmbeddings(objective, alpha)
-
-    @cached_property
-    def _teacher(self) -> Transformer:
-        teacher = self.config.tuning.teacher
-        assert teacher is not None
-        return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
 
 
 def require_examples(config: SheepOpConfig) -> None:
