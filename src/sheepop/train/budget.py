@@ -183,11 +183,24 @@ def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq
     return tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
 
 
-def scored_tokens(config: TrainingConfig, timing: StepTime, tokens: int, seq_len: float) -> int | None:
-    """The held-out tokens of the score at the end, of `tokens`, if not all fit into a fifth of the minutes."""
-    seconds = scoring_seconds(config, timing, tokens, seq_len)
-    most = 60 * _VALIDATION_SHARE * (config.max_minutes or math.inf)
-    return None if seconds <= most else max(1, int(tokens * most / seconds))
+def besides_the_loop(
+    config: TrainingConfig, timing: StepTime | None, elapsed: float, held_out: int, seq_len: float, console: Console
+) -> tuple[StepTime | None, int | None]:
+    """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
+
+    These are `elapsed` seconds so far, and the score of all `held_out` tokens (None), or of as many as a fifth of the
+    minutes allow.
+    """
+    if timing is None or config.max_minutes is None:
+        return timing, None
+    seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
+    scored = None if seconds <= most else max(1, int(held_out * most / seconds))
+    part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
+    console.info(
+        f"Of {config.max_minutes:g} minutes, {elapsed:,.0f} s were used to prepare the run, and the score at the end "
+        f"needs about {min(seconds, most):,.0f} s{part}."
+    )
+    return replace(timing, measured_in=elapsed + min(seconds, most)), scored
 
 
 def most_steps(config: TrainingConfig, num_samples: int, seq_len: float) -> int | None:

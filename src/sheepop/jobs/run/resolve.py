@@ -13,7 +13,7 @@ import torch
 from sheepop.core.console import Console
 from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
-from sheepop.core.facts import counted, plural
+from sheepop.core.facts import counted
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
@@ -26,7 +26,7 @@ from sheepop.model.attention.choose import require_backend
 from sheepop.parallel.layout import Layout, check_network, check_ring_here
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import Method
-from sheepop.report import data_size, duration
+from sheepop.report import data_size
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
     StepBytes,
@@ -37,6 +37,7 @@ from sheepop.train.activation_checkpointing import (
 )
 from sheepop.train.budget import (
     StepTime,
+    besides_the_loop,
     loop_seconds,
     measure_step,
     measuring_seconds,
@@ -44,8 +45,6 @@ from sheepop.train.budget import (
     needs_measuring,
     resolve_compile,
     resolve_training,
-    scored_tokens,
-    scoring_seconds,
 )
 from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
 
@@ -82,18 +81,12 @@ def resolved(
     training = _with_compiler(resolve_compile(task.config.training, device), device, task.console)
     with torch.device("meta"):
         check_layers(dict(blank_model(task.config.model).named_parameters()), training.layers)
-    if task.origin is not None and not request.ranks.are_several:
-        training = _fitting(task, training, request.given.get("training") or {}, batches.max_length, device)
-    training = resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(task.config, training, batches.max_length, device), device
-    )
+    chooses = task.origin is not None and not request.ranks.are_several
+    training = in_memory(task, training, request.given, device, chooses_rows=chooses)
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
-    scored = None
-    if timing is not None and training.max_minutes is not None:
-        scored = scored_tokens(training, timing, held_out_tokens, batches.tokens_per_sample)
-        ending = scoring_seconds(training, timing, scored or held_out_tokens, batches.tokens_per_sample)
-        timing = replace(timing, measured_in=times.elapsed + ending)
-        _tell_of_minutes(training.max_minutes, times.elapsed, ending, scored, held_out_tokens, task.console)
+    timing, scored = besides_the_loop(
+        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, task.console
+    )
     settled = resolve_training(
         training,
         timing,
@@ -125,14 +118,15 @@ def resolved(
     return task.with_config(with_training(task.config, settled)), record
 
 
-def _tell_of_minutes(
-    minutes: float, elapsed: float, ending: float, scored: int | None, held_out: int, console: Console
-) -> None:
-    """Says how much of a budget in minutes was used before the first step, and what the end needs."""
-    part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
-    console.info(
-        f"Of {minutes:g} {plural(minutes, 'minute')}, {duration(elapsed)} were used to prepare the run; the score at "
-        f"the end needs about {duration(ending)}{part}."
+def in_memory(
+    task: Task, training: TrainingConfig, given: Mapping[str, Any], device: str, *, chooses_rows: bool
+) -> TrainingConfig:
+    """`training` with what a step recomputes; with `chooses_rows` also with the rows that it reads at a time."""
+    length = task.batches().max_length
+    if chooses_rows:
+        training = _fitting(task, training, given.get("training") or {}, length, device)
+    return resolve_activation_checkpointing(
+        training, lambda: bytes_of_a_step(task.config, training, length, device), device
     )
 
 

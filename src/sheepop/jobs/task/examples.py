@@ -43,14 +43,12 @@ from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_toke
 
 _SAMPLES, _LOOKED_AT = 3, 100
 TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
-# The settings under `data` and `training` that a run on examples reads, and those that are about text.
 # Rows of a chosen length hold a multiple of this many tokens.
 _ROW_UNIT = 64
+# The settings under `data` that a run on examples reads, and those under `training` that are about text.
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
-_TEXT_KEYS = {
-    "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "sequence_length_warmup",
-    "initial_embeddings", "eval_stride",
-}  # fmt: skip
+_CURRICULUM = {"curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter"}
+_TEXT_KEYS = {*_CURRICULUM, "sequence_length_warmup", "initial_embeddings", "eval_stride"}
 # Only the cross-entropy of labels reads these.
 _OF_LABELS = {"training.objective", "training.z_loss", "training.label_smoothing"}
 
@@ -114,7 +112,11 @@ class ExampleTask(Task):
             origin.write_base(self.run.base)
         with atomic_directory(self.run.examples, replace=True) as place:
             task.build_in(place, origin.loaded.tokenizer, origin.loaded.end_ids)
-        return task.with_row_length()
+        return task.with_row_length().with_batch(given, num_ranks)
+
+    def with_batch(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
+        """The task with the size of a step that its examples decide, which `num_ranks` share evenly."""
+        return self
 
     def with_row_length(self) -> Self:
         """The task with rows that hold its longest example, unless a length was given."""
@@ -123,11 +125,10 @@ class ExampleTask(Task):
 
     def row_length_for(self, store: ExampleStore) -> int:
         """The given length of rows, or one that holds the longest example, in whole units of `_ROW_UNIT` tokens."""
-        config = self.config
-        if config.data.max_length is not None:
+        if self.config.data.max_length is not None:
             return self.row_length
-        warmup = dict(config.training.sequence_length_warmup).values()
-        unit = math.lcm(_ROW_UNIT, config.parallel.tensor * config.parallel.context, *warmup)
+        warmup, parallel = dict(self.config.training.sequence_length_warmup).values(), self.config.parallel
+        unit = math.lcm(_ROW_UNIT, parallel.tensor * parallel.context, *warmup)
         return min(-(-self.needed_length(store) // unit) * unit, self.row_length)
 
     def needed_length(self, store: ExampleStore) -> int:
@@ -166,15 +167,12 @@ class ExampleTask(Task):
 
     def files(self, paths: Sequence[str]) -> list[Path]:
         """The files at `paths`; those of data sets on the hub are downloaded first, below ``data``."""
-        found = list[Path]()
-        for path in paths:
-            if path.startswith(HUB):
-                from sheepop.data.download.download import dataset_files  # which loads the hub's client
+        if not any(path.startswith(HUB) for path in paths):
+            return [Path(path) for path in paths]
+        from sheepop.data.download.download import dataset_files  # which loads the hub's client
 
-                found += dataset_files(path, console=self.console)
-            else:
-                found.append(Path(path))
-        return found
+        each = (dataset_files(path, console=self.console) if path.startswith(HUB) else [Path(path)] for path in paths)
+        return [file for files in each for file in files]
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         """Opens the chat template of a tokenizer with the variables of the settings; the caller closes it."""

@@ -26,10 +26,6 @@ _LEAST_STEPS = 16
 class SupervisedTask(ExampleTask):
     """Supervised fine-tuning on answers, or distillation from a teacher."""
 
-    def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
-        """Also sets the rows of a step by `tuning.batch_tokens`; refuses another size of the step beside that."""
-        return super().prepared(given, num_ranks)._with_batch(given, num_ranks)
-
     def check(self) -> None:
         """Also refuses a teacher with another tokenizer."""
         if self.config.tuning.teacher is not None:
@@ -51,8 +47,8 @@ class SupervisedTask(ExampleTask):
         assert teacher is not None
         return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
 
-    def _with_batch(self, given: Mapping[str, Any], num_ranks: int) -> Self:
-        """The task with as many rows in a step as `tuning.batch_tokens` asks for, which `num_ranks` share evenly."""
+    def with_batch(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
+        """The task with as many rows in a step as `tuning.batch_tokens` asks for; refuses another size beside that."""
         wanted, training = self.config.tuning.batch_tokens, self.config.training
         if wanted is None:
             return self
