@@ -23,8 +23,10 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 # What a conversation gives to a template itself.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
-# A template that reads contents as lists of parts asks for their types.
-_NAMES_TYPES = re.compile(r"\btype\b")
+# A template that reads contents as lists of parts asks for their types or texts.
+_READS_PARTS = re.compile(r"\b(?:type|text)\b")
+_ASKING = frozenset({"user", "system", "developer", "tool"})
+_ROLES_WITH_PARTS = (frozenset[str](), _ASKING | {"assistant"}, _ASKING, frozenset({"assistant"}))
 
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
@@ -231,16 +233,15 @@ class ChatTemplate:
     def _roles_with_parts(self, template: str) -> frozenset[str]:
         """The roles whose messages a template reads only as lists of parts, each with a type and a text."""
         if template not in self._parted:
-            texts = {role: secrets.token_hex(8) for role in ("user", "assistant")}
-            plain = [{"role": role, "content": text} for role, text in texts.items()]
-            found = []
-            for messages in (plain, [with_parts(each) for each in plain]) if _NAMES_TYPES.search(template) else ():
-                text = ""
+            said = [{"role": role, "content": secrets.token_hex(8)} for role in ("user", "assistant")]
+            self._parted[template] = frozenset()
+            for roles in _ROLES_WITH_PARTS if _READS_PARTS.search(template) else ():
+                messages = [with_parts(each) if each["role"] in roles else each for each in said]
                 with suppress(HandlerError):
                     text = self._ask(template, messages, self._variables).text
-                found.append({role for role, said in texts.items() if said in text})
-            roles = found[1] - found[0] if found else set()
-            self._parted[template] = frozenset(roles | ({"system", "developer", "tool"} if "user" in roles else set()))
+                    if all(each["content"] in text for each in said):
+                        self._parted[template] = roles
+                        break
         return self._parted[template]
 
     def _ask(
