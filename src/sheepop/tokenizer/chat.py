@@ -207,7 +207,7 @@ class ChatTemplate:
                 forms = [[with_parts(each) if each["role"] in parted else each for each in form] for form in forms]
             for number, form in enumerate(forms, 1):
                 try:
-                    return self._ask(template, form, given, marked)
+                    return self._form(template, form, given, marked)
                 except HandlerError as error:
                     if error.kind != "TypeError" or number == len(forms):
                         raise
@@ -238,13 +238,13 @@ class ChatTemplate:
             for roles in _ROLES_WITH_PARTS if _READS_PARTS.search(template) else ():
                 messages = [with_parts(each) if each["role"] in roles else each for each in said]
                 with suppress(HandlerError):
-                    text = self._ask(template, messages, self._variables).text
+                    text = self._form(template, messages, self._variables).text
                     if all(each["content"] in text for each in said):
                         self._parted[template] = roles
                         break
         return self._parted[template]
 
-    def _ask(
+    def _form(
         self, template: str, messages: list[dict[str, Any]], variables: Mapping[str, Any], marked: bool = False
     ) -> Rendered:
         """The text that the process renders; raises what `BoundedProcess.request` raises."""
@@ -255,9 +255,9 @@ class ChatTemplate:
             "largest_output": self._limits[2],
             "marked": marked,
         }
-        return self._thread.submit(self._answer, request).result()
+        return self._thread.submit(self._ask, request).result()
 
-    def _answer(self, request: dict[str, Any]) -> Rendered:
+    def _ask(self, request: dict[str, Any]) -> Rendered:
         text, *parts = self._process.request(request)
         begin_and_end = (str(part).split() for part in parts)
         return Rendered(str(text), tuple((int(begin), int(end)) for begin, end in begin_and_end))
