@@ -308,8 +308,7 @@ def _show(
     from sheepop.jobs.run.open import task_of
     from sheepop.jobs.run.request import RunRequest
     from sheepop.jobs.task.examples import ExampleTask
-    from sheepop.jobs.task.shown import Decision, shown_examples
-    from sheepop.posttrain.encoding import plain_preview, preview, preview_tokens
+    from sheepop.jobs.task.shown import Decision, plain_preview, preview, preview_tokens, shown_examples
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ import orjson
 from numpy.typing import NDArray
 
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, first_few
+from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.posttrain.config import BadExamples, LongExamples
@@ -187,18 +187,17 @@ def build_examples(
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
     num_rows, writer = Counter[str](), _Writer(directory, encoder, max_length, (long_examples, bad_examples), console)
+    read = partial(read_rows, wanted=wanted, columns=columns, joins_turns=joins_turns)
+    on_bad = None if bad_examples == "refuse" else writer.bad
     with console.progress("Checking", None, "examples") as progress:
         for split, given in files.items():
-            on_bad = None if bad_examples == "refuse" else writer.bad
-            options: dict[str, Any] = {"joins_turns": joins_turns, "on_bad": on_bad, "changed": writer.changed}
-            for _ in read_rows(given, wanted, columns, **options) if given else ():
+            for _ in read(given, on_bad=on_bad, changed=writer.changed) if given else ():
                 num_rows[split] += 1
                 progress.advance()
     directory.mkdir()
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
-            again: dict[str, Any] = {"joins_turns": joins_turns, "on_bad": on_bad and (lambda _: None)}
-            for row in read_rows(files[split], wanted, columns, **again):
+            for row in read(files[split], on_bad=on_bad and (lambda _: None)):
                 writer.add(row, split, 0.0 if validation_paths else validation_fraction)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
@@ -360,31 +359,3 @@ def _is_held_out(ids: list[int], fraction: float) -> bool:
     """Whether the hash of `ids`, as a number from 0 to 1, is below `fraction`."""
     digest = hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
-
-
-def first_examples(
-    paths: Sequence[Path],
-    encoder: ExampleEncoder,
-    count: int,
-    wanted: type[Row] = Supervised,
-    columns: Mapping[str, str] = MappingProxyType({}),
-    joins_turns: bool = False,
-    bad_examples: BadExamples = "refuse",
-) -> Iterator[tuple[str, Example]]:
-    """Yields the examples of the first `count` rows with their places, the chosen answer of a pair before the rejected.
-
-    Raises `DataError` for a row that cannot be learnt, unless `bad_examples` leaves it out.
-    """
-    leaves_out = bad_examples == "leave_out"
-    options: dict[str, Any] = {"joins_turns": joins_turns, "on_bad": (lambda _: None) if leaves_out else None}
-    for number, row in enumerate(read_rows(paths, wanted, columns, **options)):
-        if number == count:
-            return
-        try:
-            for group in encoder(row):
-                for example in group.examples:
-                    yield row.place, example
-        except RowError as error:
-            if leaves_out:
-                continue
-            raise DataError(first_few([f"{row.place}: {error}"], 1)) from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,11 +12,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from sheepop.core.errors import DataError, first_few
+from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
-from sheepop.core.json_lines import BadLine, parsed_lines
-from sheepop.data.extract.interface import ExtractionError
-from sheepop.data.extract.unpacking import decompressed
+from sheepop.core.json_lines import BadLine
+from sheepop.data.record_files import record_lines
 from sheepop.posttrain.shapes import NoShapeError, recognised
 from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
 
@@ -25,7 +23,6 @@ Turns = str | tuple[Message, ...]
 LEARNT_KEYS = {"weight", "train"}
 """The keys of a message that say whether its answer is learnt."""
 _PLAIN = ("messages", "prompt", "completion", "chosen", "rejected")
-_PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
 
@@ -93,9 +90,8 @@ def read_rows(
     on_bad: Callable[[str], None] | None = None,
     changed: Counter[str] | None = None,
 ) -> Iterator[T]:
-    """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
+    """Yields the lines of all files, as `record_lines` reads them, as rows of the type `wanted`, in order.
 
-    Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
     All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
     and field, unless `on_bad` takes each problem. `columns` gives keys the names of shapes, such as ``prompt`` for
     ``question``. With `joins_turns`, neighbouring turns of one role become one. `changed` counts the conversations that
@@ -104,7 +100,7 @@ def read_rows(
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
     for path in paths:
-        for place, value in _lines(path):
+        for place, value in record_lines(path):
             num_rows += 1
             if wanted is Preference and _is_undecided(value):
                 num_undecided += 1
@@ -115,9 +111,7 @@ def read_rows(
                 if on_bad is not None:
                     on_bad(f"{place}: {error}")
                     continue
-                num_bad += 1
-                if len(problems) < _FIRST_PROBLEMS:
-                    problems.append(f"{place}: {error}")
+                num_bad, problems = num_bad + 1, [*problems, f"{place}: {error}"][:_FIRST_PROBLEMS]
                 continue
             if not num_bad:
                 yield row
@@ -356,67 +350,3 @@ def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError("tools: is not a list of objects")
     return tuple(tools)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the lines of a file with their places; raises `DataError` if the file cannot be read."""
-    name = path.name.lower()
-    try:
-        if name.endswith(".parquet"):
-            yield from _parquet_rows(path)
-        elif name.endswith(".json"):
-            yield from _list_rows(path)
-        elif name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson")):
-            with path.open("rb") as file:
-                lines = decompressed(file) if name.endswith((".gz", ".zst")) else file
-                yield from _numbered(path, lines)
-        else:
-            raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
-    except (OSError, ExtractionError) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-
-def _numbered(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
-    return ((f"{path}, line {number:,}", value) for number, value in parsed_lines(lines))
-
-
-def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The entries of a JSON list, or the lines of a file that the hub names ``.json`` but holds one object a line."""
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    try:
-        value = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        if content.partition(b"\n")[0].rstrip().endswith(b"}"):
-            yield from _numbered(path, content.splitlines(keepends=True))
-            return
-        value = None
-    if isinstance(value, dict):  # one example, such as a saved chat
-        value = [value]
-    if not isinstance(value, list):
-        raise DataError(f"{path} is not a JSON list of objects. Give such a list, or JSON lines in a .jsonl file.")
-    for number, entry in enumerate(value, 1):
-        yield f"{path}, entry {number:,}", entry
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{path}: Parquet needs pyarrow. Install it with: pip install 'sheepop[data]'") from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number:,}", _without_absent(row)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is not a Parquet file, or damaged: {first_few([str(error)], 1)}.") from None
-
-
-def _without_absent(value: Any) -> Any:
-    """`value` without null entries: Parquet gives every object all keys of its column, with null for absent ones."""
-    if isinstance(value, dict):
-        return {key: _without_absent(entry) for key, entry in value.items() if entry is not None}
-    return [_without_absent(entry) for entry in value] if isinstance(value, list) else value

@@ -5,40 +5,56 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from rich.text import Text
 
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.model_description import read_model_config
 from sheepop.core.console import Console
 from sheepop.core.device import resolve_device
-from sheepop.core.facts import counted
+from sheepop.core.errors import DataError, first_few
+from sheepop.core.facts import counted, visible
 from sheepop.core.files import atomic_directory
 from sheepop.jobs.run.resolve import bytes_of_a_step, in_memory
 from sheepop.jobs.task.examples import TOKENIZER, ExampleTask, require_examples, with_template
 from sheepop.posttrain.encoding import Example, ExampleEncoder
-from sheepop.posttrain.example_store import first_examples
+from sheepop.posttrain.rows import RowError, read_rows
 from sheepop.posttrain.templates import READY
 from sheepop.report import data_size
 from sheepop.tokenizer import Tokenizer, chat_templates, load_tokenizer
 from sheepop.train.activation_checkpointing import usable_memory
 from sheepop.train.budget import most_steps
 
+_LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
+
 
 def shown_examples(task: ExampleTask, model: Path, count: int) -> Iterator[tuple[str, Example, Tokenizer]]:
-    """The first examples that a run from `model` would learn from, with their places."""
+    """The examples of the first `count` rows that a run from `model` would learn, with their places.
+
+    Of a pair the chosen answer comes before the rejected. Raises `DataError` for a row that cannot be learnt, unless
+    `tuning.bad_examples` leaves it out.
+    """
     require_examples(task.config)
-    tuning, paths, place = task.config.tuning, task.files(task.config.data.paths), resolve_model_directory(model)
+    tuning, place = task.config.tuning, resolve_model_directory(model)
+    leaves_out = tuning.bad_examples == "leave_out"
+    options: dict[str, Any] = {"joins_turns": tuning.join_turns, "on_bad": (lambda _: None) if leaves_out else None}
+    rows = read_rows(task.files(task.config.data.paths), task.row_type, tuning.columns or {}, **options)
     with tempfile.TemporaryDirectory() as directory:
         source, target = load_tokenizer(place), Path(directory) / TOKENIZER
         tokenizer = with_template(source, tuning.chat_template, target, Console.silent())
         with task.template(tokenizer) as template:
             encoder = ExampleEncoder(tokenizer, template, _end_ids(place))
-            options = (task.row_type, tuning.columns or {}, tuning.join_turns, tuning.bad_examples)
-            for where, example in first_examples(paths, encoder, count, *options):
-                yield where, example, tokenizer
+            for row in islice(rows, count):
+                try:
+                    yield from ((row.place, example, tokenizer) for group in encoder(row) for example in group.examples)
+                except RowError as error:
+                    if not leaves_out:
+                        raise DataError(first_few([f"{row.place}: {error}"], 1)) from None
 
 
 def _end_ids(place: Path) -> tuple[int, ...]:
@@ -129,3 +145,40 @@ class Decision:
             f"A run takes {steps} of {counted(self.rows, 'row')}, {self.micro_batch:,} at a time, and needs about "
             f"{data_size(self.memory)} of memory; {data_size(self.usable_memory)} are to use.",
         ]
+
+
+def preview(example: Example, tokenizer: Tokenizer) -> Text:
+    """The tokens of an example as coloured text: learnt ones green, every second one underlined."""
+    text = Text()
+    for number, token in enumerate(preview_tokens(example, tokenizer)):
+        text.append(token["text"], style=(_LEARNT if token["supervised"] else _GIVEN)[number % 2])
+    return text
+
+
+def plain_preview(example: Example, tokenizer: Tokenizer) -> str:
+    """The tokens of an example as plain text, with learnt ones between ``[[`` and ``]]``."""
+    parts, learnt = [], False
+    for token in preview_tokens(example, tokenizer):
+        if token["supervised"] != learnt:
+            parts.append("[[" if token["supervised"] else "]]")
+            learnt = token["supervised"]
+        parts.append(token["text"])
+    return "".join(parts) + ("]]" if learnt else "")
+
+
+def preview_tokens(example: Example, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The id, the text and `supervised` of each token; a character of several tokens is given to the last of them."""
+    names = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
+    found: list[dict[str, Any]] = []
+    held: list[int] = []
+    for token_id, supervised in zip(example.ids, example.supervised, strict=True):
+        if token_id in names:
+            text, held = names[token_id], []
+        else:
+            held.append(token_id)
+            try:
+                text, held = b"".join(map(tokenizer.token_bytes, held)).decode("utf-8"), []
+            except UnicodeDecodeError:
+                text = ""
+        found.append({"id": token_id, "text": visible(text), "supervised": supervised})
+    return found
