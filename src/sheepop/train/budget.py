@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from sheepop.core.console import Console
+from sheepop.core.facts import plural
 from sheepop.core.measurements import measurement_key, recall, remember
 from sheepop.core.speed import synchronize
 from sheepop.data import Batches
@@ -197,8 +198,8 @@ def besides_the_loop(
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
     console.info(
-        f"Of {config.max_minutes:g} minutes, {elapsed:,.0f} s were used to prepare the run, and the score at the end "
-        f"needs about {min(seconds, most):,.0f} s{part}."
+        f"Of {config.max_minutes:g} {plural(config.max_minutes, 'minute')}, {elapsed:,.0f} s were used to prepare the "
+        f"run, and the score at the end needs about {min(seconds, most):,.0f} s{part}."
     )
     return replace(timing, measured_in=elapsed + min(seconds, most)), scored
 
