@@ -39,6 +39,11 @@ def record_lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
+def file_of(place: str) -> str:
+    """The file in the place of an object."""
+    return place.rpartition(", ")[0]
+
+
 def _numbered(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
     return ((f"{path}, line {number:,}", value) for number, value in parsed_lines(lines))
 

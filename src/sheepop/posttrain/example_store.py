@@ -26,9 +26,10 @@ from sheepop.core.console import Console
 from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.data.record_files import file_of
 from sheepop.posttrain.config import BadExamples, LongExamples
 from sheepop.posttrain.encoding import Example, ExampleEncoder
-from sheepop.posttrain.rows import Row, RowError, Supervised, file_of, read_rows
+from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
 
 FORMAT, FORMAT_VERSION = "sheepop-examples", 1
 TOKENS = "tokens"
@@ -314,13 +315,12 @@ class _Writer:
         for how, count in changed.items():
             self._console.info(f"{how} in {counted(count, 'conversation')}.")
         self._encoder.tell(self._console)
-        sources = [file for given in files.values() for file in given]
         write_json(
             self._directory / _MANIFEST,
             {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION,
-                "inputs": {str(file): sha256_file(file) for file in sources},
+                "inputs": {str(file): sha256_file(file) for given in files.values() for file in given},
                 "examples": {
                     "read": counts["train"] + counts["validation"] + left_out + counts["bad"],
                     "train": counts["train"],

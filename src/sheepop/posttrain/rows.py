@@ -130,11 +130,6 @@ def _is_undecided(value: Any) -> bool:
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
-def file_of(place: str) -> str:
-    """The file in the place of a row."""
-    return place.rpartition(", ")[0]
-
-
 def _row(
     value: Any, place: str, wanted: type[T], columns: Mapping[str, str], joins_turns: bool, changed: Counter[str]
 ) -> T:

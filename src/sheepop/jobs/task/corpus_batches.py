@@ -226,7 +226,7 @@ def source_members(
     patterns = SourceNumbers(mixture)
     sources = np.array([patterns.number(name) for name in names], dtype=np.int64)[numbers]
     if (sources < 0).any():
-        name, count = names[int(numbers[sources < 0][0])], counted(np.count_nonzero(sources < 0), what)
+        name, count = names[int(numbers[sources < 0][0])], counted(int((sources < 0).sum()), what)
         raise DataError(
             f"training.mixture: {count} match no pattern, for example those from {name!r}. Add a source with the "
             "pattern '*' at the end; weight 0 leaves them out."
