@@ -196,6 +196,21 @@ def test_rows_of_a_mixture_are_each_of_one_part() -> None:
     assert all(len({number % 2 for number in row}) == 1 for row in rows)
 
 
+def test_what_conversations_lose_is_counted_once(
+    tokenizers: dict[str, Tokenizer], lines: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"from": who, "value": what} for who, what in (("human", "2+2?"), ("gpt", "4"), ("human", "3?"))]
+    data = lines([{"conversations": turns}, {"conversations": turns[:2]}, {"conversations": turns}])
+    given: dict[str, Any] = {"max_length": 64, "long_examples": "refuse", "validation_fraction": 0.0}
+    with ChatTemplate(MARKED) as template:
+        encoder = ExampleEncoder(tokenizers["bpe"], template)
+        store = build_examples([data], tmp_path / "store", encoder, console=Console(), **given)
+    assert store.manifest["changed"] == {"Left out questions after the last answer": 2}
+    assert "Left out questions after the last answer in 2 conversations." in capsys.readouterr().err
+    names, numbers = store.files
+    assert (names, numbers.tolist()) == ([str(data)], [0, 0, 0])
+
+
 def test_noise_on_embeddings_has_the_bound_of_the_paper_and_is_gone_afterwards() -> None:
     model = build_model(NETWORK, 0, "cpu")
     placement = OneDevice(model, precision="fp32", device="cpu")
