@@ -78,7 +78,8 @@ def test_two_hundred_chats_teach_an_answer_that_is_the_same_everywhere(tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHEEPOP_MODELS", str(tmp_path / "models"))
         files = ("--data", tmp_path / "train.jsonl", "--validation", tmp_path / "held.jsonl", "--output", run)
-        settings = ("training.max_epochs=1", "training.keep_checkpoints=100", "training.sample_prompts=[]")
+        settings = [f"training.{name}_interval=100" for name in ("eval", "checkpoint")]
+        settings += ["training.max_steps=8", "training.keep_checkpoints=100", "training.sample_prompts=[]"]
         ended = in_process("tune", "sft", model, *files, "--device", "cpu", *settings)
         assert ended.code == 0, ended.err
         found = [row for row in read_json_lines(run / "metrics.jsonl")[0] if row["split"] == "validation"]
