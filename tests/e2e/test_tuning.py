@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from ..command_line import in_process
+from ..hub_server import LoopbackHub, client, hub
+
+__all__ = ["client", "hub"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
 SMALL = [
@@ -49,11 +52,16 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
 
 
-def test_every_command_of_the_page_does_what_it_says(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_page_does_what_it_says(
+    published: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     import torch
 
     monkeypatch.chdir(published)
+    monkeypatch.setenv("SHEEPOP_MODELS", str(published / "cache"))
+    files = {file.name: file.read_bytes() for file in (published / "downloads" / "base").iterdir()}
+    hub.repository("Qwen/Qwen3-0.6B", files)
     printed = {}
     for words in commands():
         trains = words[0] == "train" or (words[0] == "tune" and "--show" not in words)
@@ -62,6 +70,7 @@ def test_every_command_of_the_page_does_what_it_says(published: Path, monkeypatc
         printed[words[0], words[-1]] = ended.out
     shown = printed["tune", "3"]
     assert f"User:\n{SAID}<eos>\nAssistant:\n[[seven<eos>]]" in shown
+    assert "A run takes" in shown and " of memory; " in shown
     assert len(re.findall(r"^chats\.jsonl, line \d: \d+ tokens, \d+ of them learnt$", shown, re.MULTILINE)) == 3
 
     # transformers opens the tuned model: the same conversation, the same greedy answer.

@@ -15,9 +15,9 @@ from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run import resolve
 from sheepop.jobs.run.resolve import bytes_of_a_step
-from sheepop.jobs.task.examples import SupervisedTask
 from sheepop.jobs.task.preferences import PreferenceTask
 from sheepop.jobs.task.rewards import GroupPolicyTask
+from sheepop.jobs.task.supervised import SupervisedTask
 
 # The sizes of a published model, with fewer layers.
 MODEL: dict[str, Any] = {

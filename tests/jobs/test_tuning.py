@@ -29,9 +29,9 @@ from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import read_run_config
 from sheepop.jobs.run.train import TrainOutcome
-from sheepop.jobs.task.examples import SupervisedTask
 from sheepop.jobs.task.samples import TrainingSamples
 from sheepop.jobs.task.shown import shown_examples
+from sheepop.jobs.task.supervised import SupervisedTask
 from sheepop.tokenizer import chat_templates
 
 from ..running import train

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sheepop.posttrain.encoding import Example, ExampleEncoder, plain_preview, preview
+from sheepop.jobs.task.shown import plain_preview, preview
+from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import RowError, Supervised
 from sheepop.posttrain.templates import default_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, load_tokenizer

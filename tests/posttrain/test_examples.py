@@ -21,8 +21,11 @@ from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples, be
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer
+from sheepop.train import TrainingConfig
+from sheepop.train.budget import runner_here
 from sheepop.train.objective import NextToken
 from sheepop.train.placement import OneDevice
+from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
 
 from .conftest import MARKED, chat
@@ -165,6 +168,47 @@ def test_the_loss_of_packed_examples_is_that_of_each_alone() -> None:
     packed, alone = found.values()
     assert packed[0] == pytest.approx(alone[0], rel=1e-6)
     torch.testing.assert_close(packed[1], alone[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_of_unequal_rows_has_the_gradient_of_one_batch() -> None:
+    """Rows with 1, 9 and 4 learnt tokens: the mean is over all of them, however the step is cut."""
+    split = split_of([[False] * (16 - learnt) + [True] * learnt for learnt in (1, 9, 4)])
+    batch = PackedExamples(split, max_length=16, pad_id=0).batch(np.arange(3))
+    found = []
+    for size in (3, 2, 1):
+        model = build_model(NETWORK, seed=1, device="cpu").double()
+        runner = runner_here(model, NextToken(), TrainingConfig(max_grad_norm=None), "fp32", "cpu")
+        runner.gradients(PreparedStep.of(batch, size, NextToken(), device="cpu"))
+        found.append([parameter.grad for parameter in model.parameters()])
+    wanted = build_model(NETWORK, seed=1, device="cpu").double()
+    logits = wanted(torch.from_numpy(batch.input_ids))
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.labels).flatten()).backward()
+    for gradients in found:
+        for ours, parameter in zip(gradients, wanted.parameters(), strict=True):
+            torch.testing.assert_close(ours, parameter.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_rows_of_a_mixture_are_each_of_one_part() -> None:
+    split = split_of([[False, True]] * 7)
+    parts = [np.array([0, 2, 4, 6]), np.array([1, 3, 5])]
+    rows = PackedExamples(split, max_length=6, pad_id=0, parts=parts).rows
+    assert sorted(number for row in rows for number in row) == list(range(7))
+    assert all(len({number % 2 for number in row}) == 1 for row in rows)
+
+
+def test_what_conversations_lose_is_counted_once(
+    tokenizers: dict[str, Tokenizer], lines: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"from": who, "value": what} for who, what in (("human", "2+2?"), ("gpt", "4"), ("human", "3?"))]
+    data = lines([{"conversations": turns}, {"conversations": turns[:2]}, {"conversations": turns}])
+    given: dict[str, Any] = {"max_length": 64, "long_examples": "refuse", "validation_fraction": 0.0}
+    with ChatTemplate(MARKED) as template:
+        encoder = ExampleEncoder(tokenizers["bpe"], template)
+        store = build_examples([data], tmp_path / "store", encoder, console=Console(), **given)
+    assert store.manifest["changed"] == {"Left out questions after the last answer": 2}
+    assert "Left out questions after the last answer in 2 conversations." in capsys.readouterr().err
+    names, numbers = store.files
+    assert (names, numbers.tolist()) == ([str(data)], [0, 0, 0])
 
 
 def test_noise_on_embeddings_has_the_bound_of_the_paper_and_is_gone_afterwards() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,66 @@ def test_columns_get_the_names_of_shapes(lines: Lines) -> None:
     swapped = lines([{"prompt": "4", "completion": "2+2="}])
     (row,) = read_rows([swapped], Supervised, {"prompt": "completion", "completion": "prompt"})
     assert (row.prompt, row.answer) == ("2+2=", "4")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_column_that_is_missing_far_down_is_named_with_its_row(tmp_path: Path, kind: str) -> None:
+    rows: list[dict[str, Any]] = [{"question": "2+2=", "answer": "4"}] * 12_345
+    rows += [{"question": None, "answer": "4"} if kind == "parquet" else {"answer": "4"}]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = {"prompt": "question", "completion": "answer"}
+    with pytest.raises(
+        DataError, match=r"1 of 12,346 lines cannot be used.*\n.*\.\w+, (line|row) 12,346: question: is"
+    ):
+        list(read_rows([path], Supervised, named))
+    problems: list[str] = []
+    assert len(list(read_rows([path], Supervised, named, on_bad=problems.append))) == 12_345 and len(problems) == 1
+
+
+def test_files_of_different_shapes_are_read_together(lines: Lines) -> None:
+    files = [lines([{"question": "2+2?", "answer": "4"}], "a.jsonl"), lines([chat("2+2?", "4")], "b.jsonl")]
+    assert [row.answer for row in read_rows(files, Supervised)] == [TWO, TWO]
+
+
+def test_json_lines_may_have_the_name_that_the_hub_gives_them(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(json.dumps(chat("2+2?", "4")) + "\n" + json.dumps(chat("a", "b")) + "\n")
+    assert [row.place.rpartition(", ")[2] for row in read_rows([tmp_path / "train.json"], Supervised)] == [
+        "line 1",
+        "line 2",
+    ]
+
+
+def test_a_conversation_of_sharegpt_is_learnt_from_its_first_question_to_its_last_answer(lines: Lines) -> None:
+    said = [("system", "Be brief."), ("gpt", "Hi."), ("human", "2+2?"), ("gpt", "4"), ("human", "3?")]
+    line = {"conversations": [{"from": who, "value": what} for who, what in said]}
+    changed = Counter[str]()
+    (row,) = read_rows([lines([line])], Supervised, changed=changed)
+    assert row.answer == (BRIEF, *TWO)
+    assert changed == {"Left out answers before the first question": 1, "Left out questions after the last answer": 1}
+    # An open question is what rewards are for.
+    asked = one(lines([{"conversations": line["conversations"][2:]}]), Prompt)
+    assert [message["content"] for message in asked.prompt] == ["2+2?", "4", "3?"]
+    with pytest.raises(DataError, match=r"messages\[0\]\.role: is assistant, but must be"):
+        one(lines([{"conversations": [{"from": "gpt", "value": "Hi."}]}]))
+
+
+def test_neighbouring_turns_of_one_role_are_joined_where_that_is_asked_for(lines: Lines) -> None:
+    more = {"role": "user", "content": "Quickly!"}
+    path = lines([{"messages": [TWO[0], more, TWO[1], TWO[1]]}, {"messages": list(TWO)}])
+    with pytest.raises(DataError, match=r"messages\[1\]\.role: is user, but .*tuning\.join_turns=true joins"):
+        list(read_rows([path], Supervised))
+    changed = Counter[str]()
+    first, second = read_rows([path], Supervised, joins_turns=True, changed=changed)
+    assert [message["content"] for message in first.answer] == ["2+2?\n\nQuickly!", "4\n\n4"]
+    assert (second.answer, changed) == (TWO, {"Joined neighbouring turns of one role": 1})
+    kept = {"messages": [TWO[0], {**TWO[1], "weight": 0}, TWO[1]]}
+    with pytest.raises(DataError, match=r"messages\[2\]\.role: is assistant"):  # of which one is not learnt
+        list(read_rows([lines([kept])], Supervised, joins_turns=True))
 
 
 def test_text_alone_is_learnt_whole(lines: Lines) -> None:

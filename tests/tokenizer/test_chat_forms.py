@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from sheepop.tokenizer import ChatTemplate
 
 
@@ -35,3 +37,34 @@ def test_templates_get_calls_and_tools_as_they_expect_them() -> None:
         kept = {"type": "function", "function": {"name": "f", "parameters": schema}}
         found = objects.render([message], tools=[tool])
     assert found == "f.city=Köln;" + json.dumps([kept])
+
+
+# The forms in which published templates read parts: by a loop, and by a filter.
+PARTS = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' }}{% for part in m['content'] %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}",
+    "{% for m in messages %}{{ '<' + m.role + '>' }}{% for part in m.content | selectattr('type', 'equalto', 'text') %}"
+    "{{ part.text }}{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}",
+)
+# This one reads the user's as parts, and the model's as a text.
+MIXED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<assistant>' + m.content }}{% else %}"
+    "{{ '<' + m.role + '>' + m.content[0].text }}{% endif %}{% endfor %}{{ '' if messages[0].type else '' }}"
+)
+
+
+@pytest.mark.parametrize("template", [*PARTS, MIXED])
+def test_a_template_that_reads_parts_gets_texts_as_parts(template: str) -> None:
+    """As transformers renders them where they are given so."""
+    transformers = pytest.importorskip("transformers.utils.chat_template_utils")
+    said = [("system", "Be brief."), ("user", "2+2?"), ("assistant", "4")]
+    plain = [{"role": role, "content": text} for role, text in said]
+    parts = [
+        message
+        if template == MIXED and message["role"] == "assistant"
+        else {**message, "content": [{"type": "text", "text": message["content"]}]}
+        for message in plain
+    ]
+    (wanted,), _ = transformers.render_jinja_template([parts], chat_template=template)
+    with ChatTemplate(template) as ours:
+        assert ours.render(plain) == wanted == "".join(f"<{role}>{text}" for role, text in said)

@@ -132,9 +132,11 @@ def run_command(options: dict[str, Any], *, quiet: bool, as_json: bool, **reques
 
 
 def _result(outcome: TrainOutcome) -> dict[str, Any]:
-    scores = outcome.scores
+    scores, before = outcome.scores, outcome.before
+    measured = scores.metrics() if scores else {}
     return {
-        **(scores.metrics() if scores else {}),
+        **measured,
+        **{f"{name}_before": before[name] for name in measured if name in before},
         "run": str(outcome.run),
         "steps": outcome.steps,
         "tokens": outcome.tokens,
@@ -152,6 +154,9 @@ def _print_outcome(outcome: TrainOutcome) -> None:
     typer.echo(f"Done: {outcome.run}{early}")
     if outcome.scores is not None:
         typer.echo(f"Held out, step {outcome.best_step:,}: {outcome.scores}")
+        if outcome.before:
+            name = "reward" if "reward" in outcome.before else "loss"
+            typer.echo(f"Before, at step 0: {name} {outcome.before[name]:.4f}")
     typer.echo(f"Report: {outcome.report}")
     typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
     typer.echo(f"Next: {outcome.try_out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -299,22 +300,24 @@ def _show(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Prints the first examples with the learnt tokens marked, and how a run would read all of them."""
+    """Prints the first examples with the learnt tokens marked, and what a run would do."""
     from rich.console import Console as RichConsole
 
-    from sheepop.checkpoint import RunDirectory
+    from sheepop.checkpoint import RunDirectory, resolve_model_directory
     from sheepop.core.console import Console
-    from sheepop.jobs.config import load_config
     from sheepop.jobs.run.open import task_of
+    from sheepop.jobs.run.request import RunRequest
     from sheepop.jobs.task.examples import ExampleTask
-    from sheepop.jobs.task.shown import Decision, shown_examples
-    from sheepop.posttrain.encoding import plain_preview, preview, preview_tokens
+    from sheepop.jobs.task.shown import Decision, plain_preview, preview, preview_tokens, shown_examples
 
     if model is None:
         raise UsageError("--show needs the model, whose tokenizer and chat template it shows.")
-    settings = load_config(config, overrides, options=options)
+    said = io.StringIO()
+    console = Console(file=said) if as_json else make_console(quiet)
+    request = RunRequest.of(options, overrides=overrides, config=config, fork=model, console=console)
+    resolve_model_directory(model, console)  # which fetches a published model
     terminal, shown = RichConsole(highlight=False, soft_wrap=True), []
-    task = task_of(settings, RunDirectory(Path()), Console.silent() if as_json else make_console(quiet))
+    task = task_of(request.completed().config, RunDirectory(Path()), console)
     assert isinstance(task, ExampleTask)
     for place, example, tokenizer in shown_examples(task, model, count):
         if as_json:
@@ -327,8 +330,8 @@ def _show(
         else:
             typer.echo(plain_preview(example, tokenizer))
         typer.echo("")
-    decision = Decision.of(task, model)
+    decision = Decision.of(task, model, request.given)
     if as_json:
-        print_json({"examples": shown, **asdict(decision)})
+        print_json({"examples": shown, **asdict(decision), "said": said.getvalue().splitlines()})
     else:
         typer.echo("\n".join(decision.lines()))

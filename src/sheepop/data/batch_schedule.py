@@ -106,6 +106,17 @@ class SampleOrder:
         return Permutation(self.num_samples, derive_seed(self.seed, "data order", epoch))(places)
 
 
+class PartOrder(SampleOrder):
+    """An endless order of some `samples` (N,) of many."""
+
+    def __init__(self, samples: NDArray[np.int64], seed: int) -> None:
+        super().__init__(len(samples), seed)
+        self._samples = samples
+
+    def _of_epoch(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._samples[super()._of_epoch(epoch, places)]
+
+
 class EasyToHardOrder(SampleOrder):
     """The first `epochs` epochs go from easy to hard; later ones are those of `SampleOrder`.
 
@@ -257,7 +268,7 @@ class BatchSchedule:
     @property
     def num_samples(self) -> int:
         """The number of rows of T tokens in all sources: one epoch."""
-        return sum(source.batches.num_samples for source in self.sources)
+        return sum(source.order.num_samples for source in self.sources)
 
     @property
     def max_length(self) -> int:
@@ -282,7 +293,9 @@ class BatchSchedule:
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, (B T / length, length)."""
-        rows = self.rows(step)
+        rows, shared = self.rows(step), self.sources[0].batches
+        if all(source.batches is shared for source in self.sources):
+            return shared.batch(rows.samples).cut(rows.length)
         used = np.unique(rows.sources).tolist()
         parts = [self.sources[number].batches.batch(rows.samples[rows.sources == number]) for number in used]
         batch = parts[0]

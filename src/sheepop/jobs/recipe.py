@@ -44,9 +44,10 @@ _MAX_EPOCHS = 16
 _BYTES_PER_TOKEN = 3
 # A run without a budget in minutes gets a model that this many minutes suffice for.
 _MINUTES_AT_MOST = 60.0
-# Post-training: learning rate of a model of 1e9 weights, factor for LoRA, highest rate, rows of a step, epochs.
+# Post-training: learning rate of a model of 1e9 weights, factor for LoRA, highest rate, rows or learnt tokens of a
+# step, epochs.
 _TUNING_RATE, _LORA_FACTOR, _MOST_TUNING_RATE = 2e-5, 10.0, 1e-2
-_TUNING_BATCH, _TUNING_EPOCHS = 16, 3
+_TUNING_BATCH, _TUNING_TOKENS, _TUNING_EPOCHS = 16, 8192, 3
 _MORE_ROWS = {"ppo": 4, "grpo": 4}
 _SMALLER_RATE = {"dpo": 0.2, "ppo": 0.2, "grpo": 0.2}
 _GROUP = 8
@@ -166,9 +167,8 @@ def _for_model(given: Mapping[str, Any], start: _Start | None) -> tuple[dict[str
     """The choices for post-training, and what they are based on: the size of the model, and the reason for LoRA."""
     weights, reason = (_FEW_WEIGHTS, None) if start is None else (start.weights, start.why_lora)
     adapter = {} if reason is None else {"tuning": {"lora": {"rank": LoraConfig().rank}}}
-    adapted = {**given, "tuning": {**_section(given, "tuning"), **adapter.get("tuning", {})}}
-    chosen = _choices(SIZES[0], adapted, 0, keeps_model=True, weights=weights)
-    return {**chosen, **adapter}, f"a model of {weights:,} parameters{reason or ''}"
+    chosen = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
+    return merge(chosen, adapter), f"a model of {weights:,} parameters{reason or ''}"
 
 
 @dataclass(frozen=True)
@@ -287,6 +287,10 @@ def _choices(
     choices: dict[str, dict[str, Any]] = {}
     if (tuning := _section(given, "tuning")).get("method") is not None:
         choices["training"] = _tuning(weights, tuning, _section(given, "training"))
+        sized = {"global_batch_size", "batch_size_warmup"} & _section(given, "training").keys()
+        if tuning["method"] == "sft" and not sized:
+            choices["tuning"] = {"batch_tokens": _TUNING_TOKENS}
+            choices["training"].pop("global_batch_size")
         return _opened(choices, given)
     if not keeps_model and "preset" not in model:
         choices["model"] = ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
@@ -370,6 +374,8 @@ def _tuning(weights: int, tuning: Mapping[str, Any], given: Mapping[str, Any]) -
         chosen["trouble"] = {"spike": "ignore"}
     if not any(given.get(f"max_{unit}") is not None for unit in ("steps", "epochs", "tokens", "minutes")):
         chosen["max_epochs"] = _TUNING_EPOCHS
+    if given.get("max_minutes") is not None:
+        chosen["eval_tokens"] = _EVAL_TOKENS
     return chosen
 
 

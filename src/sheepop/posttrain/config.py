@@ -220,6 +220,11 @@ class TuningConfig(Config):
     columns: dict[str, str] | None = None
     """The columns of files by the keys of shapes, such as `{prompt: question, completion: answer}` for files with
     `question` and `answer`; `null` takes them as they are named."""
+    join_turns: bool = False
+    """Neighbouring turns of one role become one, with an empty line between their texts; `false` refuses them."""
+    batch_tokens: int | None = Field(None, ge=1)
+    """Tokens to learn in a step, about, at most a sixteenth of an epoch: it sets `training.global_batch_size` by the
+    mean of the rows; `null` takes that as it is."""
     bad_examples: BadExamples = "refuse"
     """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""
     long_examples: LongExamples = "refuse"
@@ -259,6 +264,7 @@ _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "neftune_noise_alpha": ("sft",),
     "reference": ("dpo", "ppo", "grpo"),
     "teacher": ("sft",),
+    "batch_tokens": ("sft",),
     "reward": ("reward",),
     "dpo": ("dpo",),
     "ppo": ("ppo",),

@@ -6,21 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.text import Text
-
 from sheepop.core.console import Console
-from sheepop.core.facts import counted, visible
+from sheepop.core.facts import counted
 from sheepop.posttrain.rows import LEARNT_KEYS, Judged, Prompt, Row, RowError, Supervised, Turns, is_learnt
 from sheepop.posttrain.turns import AnswerFinder, Findings
 from sheepop.tokenizer import ChatTemplate, Tokenizer
-from sheepop.tokenizer.chat import as_template_reads
+from sheepop.tokenizer.chat_forms import as_template_reads
 from sheepop.tokenizer.messages import Message, message_text
 from sheepop.tokenizer.spelled import SpelledTokens
 
 # Texts to put before another, so that a tokenizer adds its leading space there; the first that shares no token is used.
 _ANCHORS = (".", "\n", "0", "(")
 Encode = Callable[[str], list[int]]
-_LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
 
 
 @dataclass(frozen=True)
@@ -213,40 +210,3 @@ def _seen(message: Message) -> dict[str, Any]:
     """A message as templates read it, its content as one text, without what says whether it is learnt."""
     seen = {key: value for key, value in as_template_reads(message).items() if key not in LEARNT_KEYS}
     return {**seen, "content": message_text(message)} if isinstance(seen.get("content"), list) else seen
-
-
-def preview(example: Example, tokenizer: Tokenizer) -> Text:
-    """The tokens of an example as coloured text: learnt ones green, every second one underlined."""
-    text = Text()
-    for number, token in enumerate(preview_tokens(example, tokenizer)):
-        text.append(token["text"], style=(_LEARNT if token["supervised"] else _GIVEN)[number % 2])
-    return text
-
-
-def plain_preview(example: Example, tokenizer: Tokenizer) -> str:
-    """The tokens of an example as plain text, with learnt ones between ``[[`` and ``]]``."""
-    parts, learnt = [], False
-    for token in preview_tokens(example, tokenizer):
-        if token["supervised"] != learnt:
-            parts.append("[[" if token["supervised"] else "]]")
-            learnt = token["supervised"]
-        parts.append(token["text"])
-    return "".join(parts) + ("]]" if learnt else "")
-
-
-def preview_tokens(example: Example, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The id, the text and `supervised` of each token; a character of several tokens is given to the last of them."""
-    names = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
-    found: list[dict[str, Any]] = []
-    held: list[int] = []
-    for token_id, supervised in zip(example.ids, example.supervised, strict=True):
-        if token_id in names:
-            text, held = names[token_id], []
-        else:
-            held.append(token_id)
-            try:
-                text, held = b"".join(map(tokenizer.token_bytes, held)).decode("utf-8"), []
-            except UnicodeDecodeError:
-                text = ""
-        found.append({"id": token_id, "text": visible(text), "supervised": supervised})
-    return found

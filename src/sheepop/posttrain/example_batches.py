@@ -28,15 +28,21 @@ class PackedExamples:
 
     Examples are placed longest first, each into the fullest row that has room for it (best-fit decreasing, Johnson
     1974), so that no example is cut and few tokens are padding. Neither attention nor labels cross from one example to
-    the next.
+    the next. With `parts`, the numbers of some examples each, those of different parts are in different rows.
     """
 
-    def __init__(self, split: ExampleSplit, *, max_length: int, pad_id: int) -> None:
+    def __init__(
+        self, split: ExampleSplit, *, max_length: int, pad_id: int, parts: Sequence[NDArray[np.int64]] = ()
+    ) -> None:
         check_cutting(max_length, pad_id)
         if split.num_examples and int(split.lengths.max()) > max_length:
             raise ValueError(f"an example of {int(split.lengths.max())} tokens does not fit rows of {max_length}")
         self._split, self._pad_id = split, pad_id
-        self.rows = best_fit(split.lengths.tolist(), max_length)
+        self.rows = [
+            part[row].tolist()
+            for part in parts or [np.arange(split.num_examples)]
+            for row in best_fit(split.lengths[part].tolist(), max_length)
+        ]
         self.num_samples, self.max_length = len(self.rows), max_length
         self.tokens_per_sample: float = max_length  # padding included
 

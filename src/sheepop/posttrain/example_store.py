@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,9 +23,10 @@ import orjson
 from numpy.typing import NDArray
 
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, first_few
+from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import read_json, sha256_file, write_json
+from sheepop.data.record_files import file_of
 from sheepop.posttrain.config import BadExamples, LongExamples
 from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
@@ -139,6 +140,12 @@ class ExampleStore:
         return hashlib.sha256(repr(sorted(self.manifest["checksums"].items())).encode()).hexdigest()
 
     @property
+    def files(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The files of the training examples in order, and the number of its file for each group."""
+        found = self.manifest.get("files") or []
+        return [name for name, _ in found], np.repeat(np.arange(len(found)), [count for _, count in found])
+
+    @property
     def longest(self) -> int:
         """The tokens of the longest example of both splits."""
         return int(max(split.lengths.max(initial=1) for split in (self.train, self.validation)))
@@ -169,6 +176,7 @@ def build_examples(
     validation_paths: Sequence[Path] = (),
     bad_examples: BadExamples = "refuse",
     columns: Mapping[str, str] = MappingProxyType({}),
+    joins_turns: bool = False,
     console: Console,
 ) -> ExampleStore:
     """Reads, checks, tokenises and splits the examples of files into the new `directory`.
@@ -176,20 +184,21 @@ def build_examples(
     All lines are checked before the first is tokenised. The hash of an example's tokens decides whether it is held out,
     so that equal examples are in the same split; with several answers to a prompt, the hash of the prompt decides.
     Raises `DataError` with the number of lines that cannot be learnt, unless `bad_examples` leaves them out. `columns`
-    are those of `read_rows`.
+    and `joins_turns` are those of `read_rows`.
     """
     files = {"train": list(paths), "validation": list(validation_paths)}
     num_rows, writer = Counter[str](), _Writer(directory, encoder, max_length, (long_examples, bad_examples), console)
+    read = partial(read_rows, wanted=wanted, columns=columns, joins_turns=joins_turns)
+    on_bad = None if bad_examples == "refuse" else writer.bad
     with console.progress("Checking", None, "examples") as progress:
         for split, given in files.items():
-            on_bad = None if bad_examples == "refuse" else writer.bad
-            for _ in read_rows(given, wanted, columns, on_bad=on_bad) if given else ():
+            for _ in read(given, on_bad=on_bad, changed=writer.changed) if given else ():
                 num_rows[split] += 1
                 progress.advance()
     directory.mkdir()
     with writer.opened(), console.progress("Examples", sum(num_rows.values()), "examples") as progress:
         for split in num_rows:
-            for row in read_rows(files[split], wanted, columns, on_bad=on_bad and (lambda _: None)):
+            for row in read(files[split], on_bad=on_bad and (lambda _: None)):
                 writer.add(row, split, 0.0 if validation_paths else validation_fraction)
                 progress.advance()
     writer.finish(files, num_rows, asks_to_hold_out=validation_fraction > 0)
@@ -209,7 +218,8 @@ class _Writer:
     ) -> None:
         self._directory, self._encoder, self._console = directory, encoder, console
         self._max_length, (self._policy, self._policy_for_bad) = max_length, policies
-        self._counts: Counter[str] = Counter()
+        self._counts, self.changed = Counter[str](), Counter[str]()
+        self._of_files: list[list[Any]] = []  # each with its number of groups to train on
         self._problems: list[str] = []
         self.longest, self._group_size = 0, 1
         self._totals = {"train": 0, "validation": 0}
@@ -252,6 +262,11 @@ class _Writer:
             if group.fields is not None:
                 self._files[split, "fields"].write(orjson.dumps(group.fields) + b"\n")
         self._counts[split] += 1
+        if split == "train":
+            file = file_of(row.place)
+            if not self._of_files or self._of_files[-1][0] != file:
+                self._of_files.append([file, 0])
+            self._of_files[-1][1] += len(groups)
         self._counts["conversations"] += not isinstance(row.answer if isinstance(row, Supervised) else row.prompt, str)
         self._group_size = len(groups[0].examples)
 
@@ -296,14 +311,16 @@ class _Writer:
                 f"{counted(counts['long'], 'example')} of more than {self._max_length:,} tokens: {what} "
                 f"(tuning.long_examples={self._policy})."
             )
+        changed = {how: count for how, count in self.changed.items() if count}
+        for how, count in changed.items():
+            self._console.info(f"{how} in {counted(count, 'conversation')}.")
         self._encoder.tell(self._console)
-        sources = [file for given in files.values() for file in given]
         write_json(
             self._directory / _MANIFEST,
             {
                 "format": FORMAT,
                 "format_version": FORMAT_VERSION,
-                "inputs": {str(file): sha256_file(file) for file in sources},
+                "inputs": {str(file): sha256_file(file) for given in files.values() for file in given},
                 "examples": {
                     "read": counts["train"] + counts["validation"] + left_out + counts["bad"],
                     "train": counts["train"],
@@ -313,6 +330,8 @@ class _Writer:
                     "cut": counts["long"] - left_out,
                 },
                 "problems": self._problems,
+                "changed": changed,
+                "files": self._of_files,
                 "conversations": counts["conversations"],
                 "longest": self.longest,
                 "end_ids": self._encoder.end_ids,
@@ -340,29 +359,3 @@ def _is_held_out(ids: list[int], fraction: float) -> bool:
     """Whether the hash of `ids`, as a number from 0 to 1, is below `fraction`."""
     digest = hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2**64
-
-
-def first_examples(
-    paths: Sequence[Path],
-    encoder: ExampleEncoder,
-    count: int,
-    wanted: type[Row] = Supervised,
-    columns: Mapping[str, str] = MappingProxyType({}),
-    bad_examples: BadExamples = "refuse",
-) -> Iterator[tuple[str, Example]]:
-    """Yields the examples of the first `count` rows with their places, the chosen answer of a pair before the rejected.
-
-    Raises `DataError` for a row that cannot be learnt, unless `bad_examples` leaves it out.
-    """
-    leaves_out = bad_examples == "leave_out"
-    for number, row in enumerate(read_rows(paths, wanted, columns, on_bad=(lambda _: None) if leaves_out else None)):
-        if number == count:
-            return
-        try:
-            for group in encoder(row):
-                for example in group.examples:
-                    yield row.place, example
-        except RowError as error:
-            if leaves_out:
-                continue
-            raise DataError(first_few([f"{row.place}: {error}"], 1)) from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from sheepop.core.errors import DataError, first_few
+from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
-from sheepop.core.json_lines import BadLine, parsed_lines
-from sheepop.data.extract.interface import ExtractionError
-from sheepop.data.extract.unpacking import decompressed
+from sheepop.core.json_lines import BadLine
+from sheepop.data.record_files import record_lines
 from sheepop.posttrain.shapes import NoShapeError, recognised
 from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
 
@@ -24,7 +23,6 @@ Turns = str | tuple[Message, ...]
 LEARNT_KEYS = {"weight", "train"}
 """The keys of a message that say whether its answer is learnt."""
 _PLAIN = ("messages", "prompt", "completion", "chosen", "rejected")
-_PARQUET_ROWS = 1024
 _FIRST_PROBLEMS = 5
 
 
@@ -88,32 +86,32 @@ def read_rows(
     wanted: type[T],
     columns: Mapping[str, str] = MappingProxyType({}),
     *,
+    joins_turns: bool = False,
     on_bad: Callable[[str], None] | None = None,
+    changed: Counter[str] | None = None,
 ) -> Iterator[T]:
-    """Yields the lines of all files as rows of the type `wanted`, in order, with a few lines in memory at a time.
+    """Yields the lines of all files, as `record_lines` reads them, as rows of the type `wanted`, in order.
 
-    Files are JSON lines (``.jsonl``, ``.ndjson``, also with ``.gz`` or ``.zst``), a JSON list (``.json``), or Parquet.
     All lines are read even if some are bad; a `DataError` at the end counts the bad ones and names the first, with line
     and field, unless `on_bad` takes each problem. `columns` gives keys the names of shapes, such as ``prompt`` for
-    ``question``. Arena votes that prefer neither answer are skipped when preferences are wanted.
+    ``question``. With `joins_turns`, neighbouring turns of one role become one. `changed` counts the conversations that
+    were changed, in words. Arena votes that prefer neither answer are skipped when preferences are wanted.
     """
     problems: list[str] = []
     num_bad = num_rows = num_undecided = 0
     for path in paths:
-        for place, value in _lines(path):
+        for place, value in record_lines(path):
             num_rows += 1
             if wanted is Preference and _is_undecided(value):
                 num_undecided += 1
                 continue
             try:
-                row = _row(value, place, wanted, columns)
+                row = _row(value, place, wanted, columns, joins_turns, Counter() if changed is None else changed)
             except (RowError, MessageError) as error:
                 if on_bad is not None:
                     on_bad(f"{place}: {error}")
                     continue
-                num_bad += 1
-                if len(problems) < _FIRST_PROBLEMS:
-                    problems.append(f"{place}: {error}")
+                num_bad, problems = num_bad + 1, [*problems, f"{place}: {error}"][:_FIRST_PROBLEMS]
                 continue
             if not num_bad:
                 yield row
@@ -132,7 +130,9 @@ def _is_undecided(value: Any) -> bool:
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
 
 
-def _row(value: Any, place: str, wanted: type[T], columns: Mapping[str, str]) -> T:
+def _row(
+    value: Any, place: str, wanted: type[T], columns: Mapping[str, str], joins_turns: bool, changed: Counter[str]
+) -> T:
     if isinstance(value, BadLine):
         raise RowError(f"is {value.reason}")
     if not isinstance(value, dict):
@@ -146,9 +146,14 @@ def _row(value: Any, place: str, wanted: type[T], columns: Mapping[str, str]) ->
         name: value[column] for name, column in columns.items()
     }
     try:
-        found = recognised(value)
+        found = dict(recognised(value))
     except NoShapeError as error:
         raise RowError(str(error)) from None
+    for name in ("messages", "prompt"):
+        if isinstance(turns := found.get(name), list) and all(isinstance(turn, dict) for turn in turns):
+            if "conversations" in value:
+                turns = _with_both_sides(turns, changed, ends_open=wanted is Prompt)
+            found[name] = _joined(turns, changed) if joins_turns else turns
     if found.get("tools") and all(isinstance(found.get(name) or "", str) for name in _PLAIN):
         raise RowError("tools: a plain text has no place for them; give the prompt and the answer as messages")
     reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}
@@ -236,6 +241,33 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
     return Prompt(place, _conversation(prompt, "prompt", ends_with=("user", "tool")), others, tools)
 
 
+def _with_both_sides(turns: list[Message], changed: Counter[str], *, ends_open: bool) -> list[Message]:
+    """A conversation from its first question, and unless it `ends_open`, up to its last answer, if it has both."""
+    roles = [turn.get("role") for turn in turns]
+    first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), 0)
+    begin = roles.index("user") if "user" in roles else first
+    end = len(turns) if ends_open else next((n for n in range(len(turns), 0, -1) if roles[n - 1] == "assistant"), 0)
+    if end <= begin:
+        return turns
+    changed["Left out answers before the first question"] += begin > first
+    changed["Left out questions after the last answer"] += end < len(turns)
+    return [*turns[:first], *turns[begin:end]]
+
+
+def _joined(turns: list[Message], changed: Counter[str]) -> list[Message]:
+    """The messages, with the texts of neighbouring ones joined that differ in nothing else; tools answer one by one."""
+    found: list[Message] = []
+    for turn in turns:
+        last = found[-1] if found else {}
+        same = {**last, "content": None} == {**turn, "content": None} and turn.get("role") != "tool"
+        if same and all(isinstance(each.get("content"), str) for each in (last, turn)):
+            found[-1] = {**last, "content": f"{last['content']}\n\n{turn['content']}"}
+        else:
+            found.append(turn)
+    changed["Joined neighbouring turns of one role"] += len(found) < len(turns)
+    return found
+
+
 def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tuple[Message, ...]:
     """Checks the order of a conversation: system first, then user and assistant in turn, tools after their calls.
 
@@ -256,7 +288,8 @@ def _conversation(messages: Any, name: str, *, ends_with: Sequence[str]) -> tupl
             raise RowError(f"{where}.content: is empty")
         allowed = _FOLLOWS[before] | ({"tool"} if has_calls else set())
         if role not in allowed:
-            raise RowError(f"{where}.role: is {role}, but must be {' or '.join(sorted(allowed))}")
+            hint = "; tuning.join_turns=true joins neighbouring turns of one role" if role == before else ""
+            raise RowError(f"{where}.role: is {role}, but must be {' or '.join(sorted(allowed))}{hint}")
         before = "system" if role == "developer" else role
         has_calls = role == "assistant" and bool(message.get("tool_calls"))
     check_last(checked, name, ends_with)
@@ -312,59 +345,3 @@ def _tools(found: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError("tools: is not a list of objects")
     return tuple(tools)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the lines of a file with their places; raises `DataError` if the file cannot be read."""
-    name = path.name.lower()
-    try:
-        if name.endswith(".parquet"):
-            yield from _parquet_rows(path)
-        elif name.endswith(".json"):
-            yield from _list_rows(path)
-        elif name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson")):
-            with path.open("rb") as file:
-                lines = decompressed(file) if name.endswith((".gz", ".zst")) else file
-                for number, value in parsed_lines(lines):
-                    yield f"{path}, line {number:,}", value
-        else:
-            raise DataError(f"{path}: examples are .jsonl, .json or .parquet files. Convert it, or rename it.")
-    except (OSError, ExtractionError) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-
-def _list_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        value = orjson.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
-    except orjson.JSONDecodeError:
-        value = None
-    if isinstance(value, dict):  # one example, such as a saved chat
-        value = [value]
-    if not isinstance(value, list):
-        raise DataError(f"{path} is not a JSON list of objects. Give such a list, or JSON lines in a .jsonl file.")
-    for number, entry in enumerate(value, 1):
-        yield f"{path}, entry {number:,}", entry
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{path}: Parquet needs pyarrow. Install it with: pip install 'sheepop[data]'") from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number:,}", _without_absent(row)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is not a Parquet file, or damaged: {first_few([str(error)], 1)}.") from None
-
-
-def _without_absent(value: Any) -> Any:
-    """`value` without null entries: Parquet gives every object all keys of its column, with null for absent ones."""
-    if isinstance(value, dict):
-        return {key: _without_absent(entry) for key, entry in value.items() if entry is not None}
-    return [_without_absent(entry) for entry in value] if isinstance(value, list) else value

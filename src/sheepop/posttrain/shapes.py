@@ -59,8 +59,6 @@ def _sharegpt(fields: Fields) -> Fields:
             raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
         message = {**_rest(turn, "from", "value"), "role": role, "content": turn.get("value")}
         messages.append(_call(message, f"conversations[{number}].value") if sender == "function_call" else message)
-    while messages and messages[-1].get("role") in ("user", "tool"):  # which nobody has answered
-        messages.pop()
     return {**_rest(fields, "conversations"), "messages": messages}
 
 
@@ -142,12 +140,10 @@ def _asked(question: str, answer: str) -> Callable[[Fields], Fields]:
     return convert
 
 
-def _text(fields: Fields) -> Fields:
-    return {**_rest(fields, "text"), "prompt": "", "completion": fields["text"]}
-
-
-def _flan(fields: Fields) -> Fields:
-    return {**_rest(fields, "inputs", "targets"), "prompt": fields["inputs"], "completion": fields["targets"]}
+def _plain(prompt: str, answer: str) -> Callable[[Fields], Fields]:
+    """Converts a plain text with what stands before it, if anything does."""
+    names = {"prompt": prompt, "completion": answer}
+    return lambda fields: _rest(fields, *names.values()) | {to: fields.get(name, "") for to, name in names.items()}
 
 
 def _hh(fields: Fields) -> Fields:
@@ -231,10 +227,10 @@ SHAPES = (
     Shape("conversation", {"messages"}),
     Shape("Dolly", {"instruction", "response"}, _instruction("response", "context")),
     Shape("Alpaca", {"instruction", "output"}, _instruction("output", "input")),
-    Shape("FLAN", {"inputs", "targets"}, _flan),
+    Shape("FLAN", {"inputs", "targets"}, _plain("inputs", "targets")),
     Shape("prompt and completion, also with a label", {"prompt", "completion"}),
     Shape("prompt", {"prompt"}),
     Shape("question and answer", {"question", "answer"}, _asked("question", "answer")),
     Shape("problem and solution", {"problem", "solution"}, _asked("problem", "solution")),
-    Shape("text", {"text"}, _text),
+    Shape("text", {"text"}, _plain("", "text")),
 )

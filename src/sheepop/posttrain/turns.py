@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from sheepop.core.errors import SheepOpError
 from sheepop.posttrain.rows import RowError
 from sheepop.tokenizer import ChatTemplate
-from sheepop.tokenizer.chat import REASONING, Rendered
+from sheepop.tokenizer.chat import Rendered
+from sheepop.tokenizer.chat_forms import REASONING
 from sheepop.tokenizer.messages import Message, message_text
 
 Messages = Sequence[Message]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from sheepop.serve.protocol import RequestModel, SamplingRequest
-from sheepop.tokenizer.chat import as_template_reads
+from sheepop.tokenizer.chat_forms import as_template_reads
 from sheepop.tokenizer.messages import check_content, message_text
 
 

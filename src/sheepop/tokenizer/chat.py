@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,20 +13,20 @@ from typing import Any, NamedTuple
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
 from sheepop.core.errors import TokenizerError, UsageError
+from sheepop.tokenizer.chat_forms import REASONING, as_template_reads, forms_of, with_parts, without_null
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.messages import Message
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 from sheepop.tokenizer.spelled import SpelledTokens
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
-# The keys under which a message may have its reasoning. Templates read the first, those of gpt-oss the second.
-REASONING = ("reasoning_content", "thinking", "reasoning")
-
 # What a conversation gives to a template itself.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
-# In a template that asks for it, a message with nothing but calls has no content at all.
-_ASKS_FOR_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
+# A template that reads contents as lists of parts asks for their types or texts.
+_READS_PARTS = re.compile(r"\b(?:type|text)\b")
+_ASKING = frozenset({"user", "system", "developer", "tool"})
+_ROLES_WITH_PARTS = (frozenset[str](), _ASKING | {"assistant"}, _ASKING, frozenset({"assistant"}))
 
 # The explanation of a template's errors, by the name of their type.
 _REASONS = {
@@ -80,6 +79,7 @@ class ChatTemplate:
         self._chosen(with_tools=True)
         self._limits = (seconds, memory_bytes, largest_output)
         self._process = BoundedProcess("sheepop.tokenizer.chat_child", memory_bytes=memory_bytes, seconds=seconds)
+        self._parted: dict[str, frozenset[str]] = {}
         # Linux ends the process with the thread that started it, so this object uses a thread of its own for it.
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
@@ -198,21 +198,16 @@ class ChatTemplate:
         for name, entries in (("tools", tools), ("documents", documents)):
             if isinstance(entries, str | Mapping) or not all(isinstance(entry, Mapping) for entry in entries or ()):
                 raise UsageError(f"{name} must be a list of objects as in JSON.")
-        functions = None if tools is None else [_without_null(tool) for tool in tools]
+        functions = None if tools is None else [without_null(tool) for tool in tools]
         template = self._chosen(with_tools=tools is not None)
-        forms = _forms(_checked(messages), template)
-        request: dict[str, Any] = {
-            "template": template,
-            "variables": {"tools": functions, "documents": documents, **self._variables, **variables},
-            "now": datetime.now().isoformat(),  # the process has another time zone
-            "largest_output": self._limits[2],
-            "marked": marked,
-        }
+        given = {"tools": functions, "documents": documents, **self._variables, **variables}
         try:
+            forms = forms_of(_checked(messages), template)
+            if parted := self._roles_with_parts(template):
+                forms = [[with_parts(each) if each["role"] in parted else each for each in form] for form in forms]
             for number, form in enumerate(forms, 1):
-                request["variables"]["messages"] = form
                 try:
-                    return self._thread.submit(self._ask, request).result()
+                    return self._form(template, form, given, marked)
                 except HandlerError as error:
                     if error.kind != "TypeError" or number == len(forms):
                         raise
@@ -234,6 +229,33 @@ class ChatTemplate:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _roles_with_parts(self, template: str) -> frozenset[str]:
+        """The roles whose messages a template reads only as lists of parts, each with a type and a text."""
+        if template not in self._parted:
+            said = [{"role": role, "content": secrets.token_hex(8)} for role in ("user", "assistant")]
+            self._parted[template] = frozenset()
+            for roles in _ROLES_WITH_PARTS if _READS_PARTS.search(template) else ():
+                messages = [with_parts(each) if each["role"] in roles else each for each in said]
+                with suppress(HandlerError):
+                    text = self._form(template, messages, self._variables).text
+                    if all(each["content"] in text for each in said):
+                        self._parted[template] = roles
+                        break
+        return self._parted[template]
+
+    def _form(
+        self, template: str, messages: list[dict[str, Any]], variables: Mapping[str, Any], marked: bool = False
+    ) -> Rendered:
+        """The text that the process renders; raises what `BoundedProcess.request` raises."""
+        request = {
+            "template": template,
+            "variables": {**variables, "messages": messages},
+            "now": datetime.now().isoformat(),  # the process has another time zone
+            "largest_output": self._limits[2],
+            "marked": marked,
+        }
+        return self._thread.submit(self._ask, request).result()
 
     def _ask(self, request: dict[str, Any]) -> Rendered:
         text, *parts = self._process.request(request)
@@ -300,67 +322,6 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
             "which is a text such as user."
         )
     return [as_template_reads(message) for message in messages]
-
-
-def as_template_reads(message: Message) -> dict[str, Any]:
-    """A message without null, with arguments of calls as objects, and its reasoning under each key templates read."""
-    present = {key: value for key, value in message.items() if value is not None}
-    if isinstance(calls := present.get("tool_calls"), list):
-        present["tool_calls"] = [_with_arguments(call) for call in calls]
-    reasoning = next((present[name] for name in REASONING if name in present), None)
-    if reasoning is None:
-        return present
-    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
-
-
-def _with_arguments(call: Any) -> Any:
-    """A tool call whose arguments are an object; OpenAI's API writes them as JSON text, and an empty text for none."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if arguments is None or isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            found = json.loads((arguments or "").strip() or "{}")
-            # Any other text stays as it is.
-            function = {**function, "arguments": found if isinstance(found, dict) else arguments}
-    return {**call, "function": function} if "function" in call else function
-
-
-def _forms(messages: list[dict[str, Any]], template: str) -> list[list[dict[str, Any]]]:
-    """The forms of a conversation that a template may expect; it fails with a `TypeError` for any other.
-
-    Some templates ask whether the content of a message with calls is none; some join the arguments of calls to text.
-    """
-    if not any(message.get("tool_calls") for message in messages):
-        return [messages]
-    forms = [messages]
-    if _ASKS_FOR_NONE.search(template):
-        bare = [
-            {**each, "content": each.get("content") or None} if each.get("tool_calls") else each for each in messages
-        ]
-        forms = [bare, messages]
-    return [each for form in forms for each in (form, [_with_text(message) for message in form])]
-
-
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have their arguments as JSON text."""
-    calls = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        if isinstance(function.get("arguments"), Mapping):
-            function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-        calls.append({**call, "function": function} if "function" in call else function)
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _without_null(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool and its function without keys that are null; in a JSON schema, null is a value."""
-    return {
-        name: {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else value
-        for name, value in tool.items()
-        if value is not None
-    }
 
 
 def _same_fields(field: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from sheepop.core.console import Console
+from sheepop.core.facts import plural
 from sheepop.core.measurements import measurement_key, recall, remember
 from sheepop.core.speed import synchronize
 from sheepop.data import Batches
@@ -35,20 +36,24 @@ _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
-_TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long measuring took
+_TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long everything else takes
 _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough
+_MANY_OPERATIONS = 1e11  # about a second of a CPU
 _GROUPS = 3
 _LEAST_GAIN = 0.05  # a less exact candidate must save this share of a step
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one optimizer step in one precision, compiled or not, and the seconds that measuring it took."""
+    """The time of one optimizer step in one precision, compiled or not.
+
+    `measured_in` are the seconds that measuring took; for the budget of a run, all that it needs besides its loop.
+    """
 
     precision: str
     seconds: float
@@ -168,10 +173,35 @@ def measuring_seconds(config: TrainingConfig) -> float:
 
 
 def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | None:
-    """The seconds of a budget in minutes that remain for the loop after measuring; None without such a budget."""
+    """The seconds of a budget in minutes that remain for the loop; None without such a budget."""
     if config.max_minutes is None or timing is None:
         return None
     return max(_TRAINING_SHARE * config.max_minutes * 60, config.max_minutes * 60 - timing.measured_in)
+
+
+def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq_len: float) -> float:
+    """The approximate seconds of a forward pass over this many `tokens`, in rows that count as `seq_len` tokens."""
+    return tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
+
+
+def besides_the_loop(
+    config: TrainingConfig, timing: StepTime | None, elapsed: float, held_out: int, seq_len: float, console: Console
+) -> tuple[StepTime | None, int | None]:
+    """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
+
+    These are `elapsed` seconds so far, and the score of all `held_out` tokens (None), or of as many as a fifth of the
+    minutes allow.
+    """
+    if timing is None or config.max_minutes is None:
+        return timing, None
+    seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
+    scored = None if seconds <= most else max(1, int(held_out * most / seconds))
+    part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
+    console.info(
+        f"Of {config.max_minutes:g} {plural(config.max_minutes, 'minute')}, {elapsed:,.0f} s were used to prepare the "
+        f"run, and the score at the end needs about {min(seconds, most):,.0f} s{part}."
+    )
+    return replace(timing, measured_in=elapsed + min(seconds, most)), scored
 
 
 def most_steps(config: TrainingConfig, num_samples: int, seq_len: float) -> int | None:
@@ -255,7 +285,7 @@ def _fitting(
     """
     sizes, left = config.batch_sizes(), minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
     available = max(_TRAINING_SHARE * minutes * 60, left)
-    per_validation = validation_tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
+    per_validation = scoring_seconds(config, timing, validation_tokens, seq_len)
     validations = _MOST_VALIDATIONS
     if validation_tokens:
         validations = max(1, min(_MOST_VALIDATIONS, int(available * _VALIDATION_SHARE / per_validation)))
@@ -283,8 +313,8 @@ def _time_steps(
 ) -> list[list[float]]:
     """Times steps of all precisions in turn, for `seconds` each after two steps; returns the seconds of every step.
 
-    Of a step with several micro-batches it computes one, and multiplies the time of its gradients. If memory has no
-    room for the states of several models, one precision is timed after the other.
+    Of a step with several micro-batches it computes one, or a single row if that takes long, and multiplies the time of
+    its gradients. If memory has no room for the states of several models, one precision is timed after the other.
     """
 
     def build_runner(precision: str) -> StepRunner:
@@ -299,7 +329,11 @@ def _time_steps(
         one = (make_model, batches, objective, config, device)
         return [_time_steps(*one, precision, seconds, compiled, console)[0] for precision in apart]
     times: list[list[float]] = [[] for _ in precisions]
-    size = config.micro_batch_size or config.global_batch_size
+    whole = config.micro_batch_size or config.global_batch_size
+    size, slowest = whole if compiled else 1, 0.0  # compiled blocks are for one shape
+    weights = sum(parameter.numel() for parameter in runners[0].placement.model.parameters())
+    if 6 * weights * batches.max_length > _MANY_OPERATIONS and device == "cpu":
+        console.info(f"Timing a step in {' and '.join(precisions)}; training.precision=... skips this.")
     least = _LEAST_STEPS if len(runners) == 1 else _LEAST_COMPARED_STEPS
     number, started = -2, time.monotonic()
     while number < least or time.monotonic() - started < seconds * len(runners):
@@ -313,9 +347,11 @@ def _time_steps(
             synchronize(device)
             of_update = time.perf_counter() - between
             own.append((between - begin) * config.global_batch_size / size + of_update)
+            slowest = max(slowest, between - begin)
+        if number == -2 and slowest <= _LONG_SECONDS:
+            size = whole
         if number == -2 and any(own[0] > _LONG_SECONDS for own in times):
             least = _LEAST_STEPS
-            console.info(f"Timing steps in {' and '.join(precisions)}; training.precision=... skips this.")
         if number == -1:
             started = time.monotonic()
         number += 1

@@ -120,8 +120,9 @@ class TrainingConfig(Config):
     max_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
     """Budget in tokens, counted as full rows; turned into `max_steps`."""
     max_minutes: Annotated[float, Field(gt=0, le=1e7)] | None = None
-    """Budget in minutes: the run times one step and turns the minutes into `max_steps`, which the schedule follows; if
-    the clock later shows that the steps are too many or too few, the run changes them and writes `pace`."""
+    """Budget in minutes, from reading the data to the last score: the run times one step and turns the minutes that
+    remain, at least half, into `max_steps`, which the schedule follows; if the clock later shows that the steps are too
+    many or too few, the run changes them and writes `pace`."""
     pace: tuple[tuple[Annotated[int, Field(ge=0)], Count], ...] = ()
     """How the clock changed the number of steps: pairs `[step, total steps from there on]`, beginning with the plan. A
     run with `max_minutes` writes it, and a run that repeats it reads it; if empty, `max_steps` is the plan."""
@@ -216,8 +217,8 @@ class TrainingConfig(Config):
     """Steps between two validations; `null` means a tenth of the steps, or more in a short run with `max_minutes`, in
     which validations may take a fifth of the time."""
     eval_tokens: MayChange[Count | None] = None
-    """Tokens of the held-out text per validation during training; `null` means all. The scoring at the end always uses
-    all."""
+    """Tokens of the held-out text per validation during training; `null` means all. The scoring at the end uses all, or
+    with `max_minutes` at most what a fifth of the minutes allow."""
     eval_stride: MayChange[Count | None] = None
     """Tokens between the beginnings of two held-out rows, at most the length of a row; `null` means that length. With
     fewer, rows overlap: every token is still scored once, but with more context."""

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, StorageError
+from sheepop.core.errors import DataError, StorageError, UsageError
 from sheepop.core.facts import counted
 from sheepop.core.files import (
     read_json,
@@ -27,7 +27,7 @@ from sheepop.core.files import (
 )
 from sheepop.core.hub import CONVERTED, Hub, HubFile
 from sheepop.core.locks import exclusive_lock
-from sheepop.data.download.catalog import Request, find
+from sheepop.data.download.catalog import HUB, Request, find
 from sheepop.data.download.excerpt import can_be_cut, excerpt_name, take_excerpt, text_column
 from sheepop.data.download.selection import Selection, select
 from sheepop.report.formatting import data_size
@@ -72,6 +72,20 @@ def download_dataset(
             )
         _clear(workplace)
     return {"path": str(target), **record, "next": _suggestion(target, record)}
+
+
+def dataset_files(name: str, output: Path = Path("data"), console: Console | None = None) -> list[Path]:
+    """The files of a split of the dataset `name`, by default of ``train``, downloaded below `output`.
+
+    Raises `UsageError` for a name with a column, and what `download_dataset` raises.
+    """
+    request = find(name)
+    if name.startswith(HUB) and request.column is not None:
+        raise UsageError(f"{name} names a column. Leave it out, and name columns with tuning.columns.")
+    if request.split is None:
+        name = f"{name}:train"
+    record = download_dataset(name, output, console=console)
+    return [Path(record["path"]) / file["file"] for file in record["files"]]
 
 
 @contextmanager

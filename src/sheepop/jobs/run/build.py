@@ -34,7 +34,7 @@ from sheepop.train import (
     build_evaluation_weights,
     build_optimizers,
 )
-from sheepop.train.agenda import SAMPLE, Agenda
+from sheepop.train.agenda import EVALUATE, SAMPLE, VALIDATE, Agenda
 from sheepop.train.journal import Journal, Throughput, is_verification
 from sheepop.train.objective import Objective
 from sheepop.train.placement import OneDevice, Placement
@@ -69,14 +69,13 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
     """
     config, console, ranks, budget = run.config, run.console, run.request.ranks, run.record.deadline
     training, settings = config.training, config.training.resolved()
+    begins_finished = run.record.forked_from is not None
     layout = Layout(ranks, config.parallel) if ranks.are_several else None
     parts = _build_parts(run, layout)
     sample = run.task.samples(parts.model, run.device)
     evaluate = run.task.evaluations(parts.model, run.device, ranks)
     fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
     state = _restored(run, parts.checkpointer, fresh) if run.resumes else fresh
-    if state is fresh and sample is not None:
-        state = state.after(due=(SAMPLE,))
     _announce(run, parts.model, state)
     _keep_layout(run, parts.optimizers, layout)
     # By default evaluations come with validations, or else with checkpoints.
@@ -87,6 +86,12 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
         validate = partial(
             run.task.score, parts.model, held_out, run.device, max_tokens=training.eval_tokens, ranks=ranks
         )
+    if state is fresh:
+        # A finished model is scored before it changes, so that the change can be seen.
+        first = {VALIDATE: begins_finished and validate, EVALUATE: begins_finished and evaluate, SAMPLE: sample}
+        state = state.after(due=tuple(name for name, work in first.items() if work))
+        if VALIDATE in state.due:
+            console.info("The model is scored as it is, before its first step.")
     with ExitStack() as stack:
         around_step, measure = _observers(run, layout, settings.total_steps - state.step, stack)
         trainer = Trainer(

@@ -152,14 +152,16 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     origin = None if request.fork is None else Fork(request.fork)
     task = task_of(requested, RunDirectory(path), console, origin)
     inputs = [Path(place) for place in (*task.inputs, request.fork) if place is not None]
+    if origin is not None:
+        console.info(f"Reading the model {request.fork}.")
     with RunDirectory.starting(path, overwrite=replaces, reading=inputs) as directory:
         with times(task.stage):
-            task = task.prepared(request.given)
+            task = task.prepared(request.given, request.ranks.size)
         with times("Measuring"):
             task = task.settled()
             is_open = task.config.training.micro_batch_size is None
             task = fitted(task, request.ranks, device, is_open=is_open)
-            task, record = resolved(task, requested, completed.chosen, request, device)
+            task, record = resolved(task, requested, completed.chosen, request, device, times)
             record.write(directory)
             write_run_config(directory, task.config)
     return OpenRun(request, device, directory, task, record, times=times)

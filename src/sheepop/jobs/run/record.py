@@ -22,6 +22,7 @@ from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
 from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.core.files import read_json, write_atomic, write_json
+from sheepop.core.json_lines import Rows
 from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
 from sheepop.core.program import typed, typed_beside
@@ -39,10 +40,14 @@ _STORED_AS = {"requested": "asked"}
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a run in minutes: seconds for the loop, and the most steps if another budget limits them."""
+    """The budget of a run in minutes: seconds for the loop, and the most steps if another budget limits them.
+
+    The score at the end reads all held-out tokens, or `scored_tokens` of them.
+    """
 
     seconds: float
     most_steps: int | None
+    scored_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +247,11 @@ def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
     return typed_beside("tensorboard", "--logdir_spec", named) if found else None
 
 
+def first_scores(metrics: Rows) -> dict[str, Any]:
+    """The validation before the first step, which a run from a finished model has; empty for others."""
+    return next((row for row in metrics.rows if row.get("split") == "validation" and row.get("step") == 0), {})
+
+
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
     """Whether early stopping ended the run."""
     patience, steps = config.training.early_stopping, run.steps()
@@ -289,6 +299,12 @@ class StageTimes:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since this object was made."""
+        return time.monotonic() - self._started
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

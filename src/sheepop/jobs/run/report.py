@@ -22,6 +22,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
     RunRecord,
     ended_early,
+    first_scores,
     repeat_command,
     resume_command,
     tensorboard_command,
@@ -186,10 +187,14 @@ def _add_overview(page: Page, found: _Found) -> None:
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
     judged = validation if scores is None else scores.to_dict()
     headline = next((key for key in _HEADLINES if key in judged), "bits_per_byte")
-    is_sampled = scores is None and found.is_sampled and headline in judged
+    is_sampled, before = scores is None and found.is_sampled and headline in judged, first_scores(found.metrics)
+    compared = {}
+    if headline in before:
+        compared["Before training"] = scored(_score(headline, before[headline]), is_sampled=found.is_sampled)
     page.add_facts(
         {
             _HEADLINES[headline]: scored(_score(headline, judged.get(headline)), is_sampled=is_sampled),
+            **compared,
             "Parameters": trained_parameters(config),
             "Steps": f"{steps:,} of {shown(total)}",
             "Tokens trained on": whole(last.get("tokens")),

@@ -87,6 +87,7 @@ def _add_examples(page: Page, manifest: dict[str, Any]) -> None:
             "Held out": counts.get("validation"),
             "Not to be learnt, left out": counts.get("bad"),
             "First of these": manifest.get("problems") or None,
+            **{f"{how}, conversations": count for how, count in entry(manifest, "changed").items()},
             "Too long, left out": counts.get("left_out"),
             "Too long, cut": counts.get("cut"),
             "Conversations among them": manifest.get("conversations"),

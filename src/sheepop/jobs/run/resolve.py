@@ -17,7 +17,7 @@ from sheepop.core.facts import counted
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import Budget, RunRecord, circumstances
+from sheepop.jobs.run.record import Budget, RunRecord, StageTimes, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
@@ -37,6 +37,7 @@ from sheepop.train.activation_checkpointing import (
 )
 from sheepop.train.budget import (
     StepTime,
+    besides_the_loop,
     loop_seconds,
     measure_step,
     measuring_seconds,
@@ -65,22 +66,28 @@ _MOST_SAVED = 100
 
 
 def resolved(
-    task: Task, requested: SheepOpConfig, chosen: Mapping[str, Any], request: RunRequest, device: str
+    task: Task,
+    requested: SheepOpConfig,
+    chosen: Mapping[str, Any],
+    request: RunRequest,
+    device: str,
+    times: StageTimes,
 ) -> tuple[Task, RunRecord]:
     """The task with all settings that are derived or measured filled in, and the record of the run.
 
-    `requested` are the settings before that, of which the recipe chose `chosen`.
+    `requested` are the settings before that, of which the recipe chose `chosen`. A budget in minutes began with
+    `times`.
     """
     batches, held_out_tokens = task.batches(), task.held_out_tokens
     training = _with_compiler(resolve_compile(task.config.training, device), device, task.console)
     with torch.device("meta"):
         check_layers(dict(blank_model(task.config.model).named_parameters()), training.layers)
-    if task.origin is not None and not request.ranks.are_several:
-        training = _fitting(task, training, request.given.get("training") or {}, batches.max_length, device)
-    training = resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(task.config, training, batches.max_length, device), device
-    )
+    chooses = task.origin is not None and not request.ranks.are_several
+    training = in_memory(task, training, request.given, device, chooses_rows=chooses)
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
+    timing, scored = besides_the_loop(
+        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, task.console
+    )
     settled = resolve_training(
         training,
         timing,
@@ -98,7 +105,7 @@ def resolved(
         tokenizer_fingerprint=task.tokenizer().fingerprint(),
         requested=requested.model_dump(mode="json"),
         step_seconds=timing.seconds if timing else None,
-        deadline=None if seconds is None else Budget(seconds, most),
+        deadline=None if seconds is None else Budget(seconds, most, scored),
         matrix_peak_flops=matrix_peak(dtype, device),
         nominal_peak_flops=nominal_peak(dtype, device),
         forked_from=None if task.origin is None else task.origin.as_record(),
@@ -110,6 +117,18 @@ def resolved(
         **circumstances(device),
     )
     return task.with_config(with_training(task.config, settled)), record
+
+
+def in_memory(
+    task: Task, training: TrainingConfig, given: Mapping[str, Any], device: str, *, chooses_rows: bool
+) -> TrainingConfig:
+    """`training` with what a step recomputes; with `chooses_rows` also with the rows that it reads at a time."""
+    length = task.batches().max_length
+    if chooses_rows:
+        training = _fitting(task, training, given.get("training") or {}, length, device)
+    return resolve_activation_checkpointing(
+        training, lambda: bytes_of_a_step(task.config, training, length, device), device
+    )
 
 
 def _fitting(

@@ -12,8 +12,9 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import StorageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
-from sheepop.core.json_lines import JsonLines
+from sheepop.core.json_lines import JsonLines, read_json_lines
 from sheepop.data.discovery import require_paths
+from sheepop.data.download.catalog import HUB
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class TrainOutcome:
     best_step: int
     ended_early: bool  # because the held-out loss stopped improving
     scores: Scores | None = None  # of the best checkpoint on the whole held-out split, if there is one
+    before: Mapping[str, Any] = field(default_factory=dict)  # the scores at step 0 of a run from a finished model
     try_out: str | None = None  # the command that tries the model
     baselines: Baselines | None = None
     completions: Sequence[Completion] = ()
@@ -62,7 +64,9 @@ def train(
     request.check()
     if request.ranks.is_first and not request.resumes:
         RunDirectory(request.path).require_place(request.replaces)
-        require_paths(Path(place) for place in request.settings.data.paths if "://" not in place)
+        elsewhere = ("://",) if request.settings.tuning.method is None else ("://", HUB)
+        paths = request.settings.data.paths
+        require_paths(Path(place) for place in paths if not any(mark in place for mark in elsewhere))
     # These load torch, which a refused request does not need.
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run
@@ -104,6 +108,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
+        from sheepop.jobs.run.record import first_scores
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
@@ -120,12 +125,13 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             return outcome
         model = load_model(path, run.device).model
         with run.console.progress("Scoring", held_out.num_samples, "samples") as progress:
-            scores = run.task.score(model, held_out, run.device, on_batch=progress.advance)
+            most = None if run.record.deadline is None else run.record.deadline.scored_tokens
+            scores = run.task.score(model, held_out, run.device, max_tokens=most, on_batch=progress.advance)
         # The score is the last row of the metrics; more steps will replace it.
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as metrics:
             metrics.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
             metrics.sync()
-        return replace(outcome, scores=scores)
+        return replace(outcome, scores=scores, before=first_scores(read_json_lines(run.directory.metrics_file)))
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:

@@ -8,10 +8,10 @@ from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop.jobs.task.corpus import CorpusTask
-    from sheepop.jobs.task.examples import SupervisedTask
     from sheepop.jobs.task.interface import Task
     from sheepop.jobs.task.preferences import PreferenceTask, RewardTask
     from sheepop.jobs.task.rewards import GroupPolicyTask, ProximalPolicyTask
+    from sheepop.jobs.task.supervised import SupervisedTask
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 

@@ -47,7 +47,7 @@ class CorpusTask(Task):
         config = self.config
         return [*config.data.paths, config.tokenizer.path, config.training.initial_embeddings]
 
-    def prepared(self, given: Mapping[str, Any]) -> Self:
+    def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
         """Opens the corpus of `data.paths`, which is built into the run unless it is finished already."""
         requested, origin = self.config, self.origin
         vectors = requested.training.initial_embeddings

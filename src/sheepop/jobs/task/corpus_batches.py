@@ -13,6 +13,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import Config
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.facts import counted
 from sheepop.core.random import derive_seed
 from sheepop.data import (
     BatchSchedule,
@@ -29,7 +30,7 @@ from sheepop.data import (
 from sheepop.data.batch_schedule import EasyToHardOrder, MixtureSchedule
 from sheepop.data.config import pair_settings
 from sheepop.data.difficulty import read_difficulty, row_difficulty, write_difficulty
-from sheepop.data.mixing import ScheduledSource, SourceNumbers
+from sheepop.data.mixing import SourceNumbers, SourcePattern
 from sheepop.data.shards import DocumentView, TokenSource
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
@@ -182,7 +183,7 @@ def build_schedule(
         orders = [
             EasyToHardOrder(
                 score,
-                _source_seed(seed, number, len(views)),
+                source_seed(seed, number, len(views)),
                 epochs=training.curriculum_epochs,
                 jitter=training.curriculum_jitter,
             )
@@ -190,7 +191,7 @@ def build_schedule(
         ]
     else:
         orders = [
-            SampleOrder(cut.num_samples, _source_seed(seed, number, len(views))) for number, cut in enumerate(batches)
+            SampleOrder(cut.num_samples, source_seed(seed, number, len(views))) for number, cut in enumerate(batches)
         ]
     sizes = training.batch_sizes()
     return BatchSchedule(
@@ -202,33 +203,43 @@ def build_schedule(
     )
 
 
-def _source_seed(seed: int, number: int, num_sources: int) -> int:
+def source_seed(seed: int, number: int, num_sources: int) -> int:
     """The seed of a source's order; the seed itself if there is only one source."""
     return seed if num_sources == 1 else derive_seed(seed, "mixture source", number)
 
 
-def _views(mixture: Sequence[ScheduledSource], corpus: Corpus) -> list[DocumentView | None]:
+def _views(mixture: Sequence[SourcePattern], corpus: Corpus) -> list[DocumentView]:
     """The training documents of each source of a mixture; a document belongs to the first source that matches."""
     found = corpus.sources("train")
+    documents = source_members(mixture, found.names, found.numbers, "training document")
+    return [DocumentView(corpus.train, members) for members in documents]
+
+
+def source_members(
+    mixture: Sequence[SourcePattern], names: Sequence[str], numbers: NDArray[Any], what: str
+) -> list[NDArray[np.int64]]:
+    """The members of each source of a mixture: documents or examples, of which the file names are ``names[numbers]``.
+
+    Each belongs to the first source whose pattern matches. Raises `DataError`, which calls one of them `what`, if there
+    is none, or if a source has no members.
+    """
     patterns = SourceNumbers(mixture)
-    of_name = np.array([patterns.number(name) for name in found.names], dtype=np.int64)
-    of_document = of_name[found.numbers]
-    if (of_document < 0).any():
-        name = found.names[int(found.numbers[of_document < 0][0])]
+    sources = np.array([patterns.number(name) for name in names], dtype=np.int64)[numbers]
+    if (sources < 0).any():
+        name, count = names[int(numbers[sources < 0][0])], counted(int((sources < 0).sum()), what)
         raise DataError(
-            f"training.mixture: {np.count_nonzero(of_document < 0):,} training documents match no pattern, for "
-            f"example those from {name!r}. Add a source with the pattern '*' at the end; weight 0 leaves them out."
+            f"training.mixture: {count} match no pattern, for example those from {name!r}. Add a source with the "
+            "pattern '*' at the end; weight 0 leaves them out."
         )
-    views: list[DocumentView | None] = []
-    for number, source in enumerate(mixture):
-        (documents,) = np.nonzero(of_document == number)
-        if documents.size == 0:
+    members = [np.flatnonzero(sources == number) for number in range(len(mixture))]
+    for source, found in zip(mixture, members, strict=True):
+        if not len(found):
             raise DataError(
-                f"training.mixture: no training document matches {source.pattern!r}, or an earlier pattern took them "
-                "all. Patterns are compared with the file names that 'sheepop data stats' shows, as in a .gitignore."
+                f"training.mixture: no {what} matches {source.pattern!r}, or an earlier pattern took them all. "
+                "Patterns are compared with the file names that 'sheepop data stats' or the report shows, as in a "
+                ".gitignore."
             )
-        views.append(DocumentView(corpus.train, documents))
-    return views
+    return members
 
 
 def _difficulty(

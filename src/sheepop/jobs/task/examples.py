@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.scalar_head import REWARD_HEAD
@@ -20,14 +21,16 @@ from sheepop.checkpoint.model_description import read_model_config
 from sheepop.checkpoint.model_form import AdaptedModel, ModelForm
 from sheepop.core.config import leaves
 from sheepop.core.console import Console
-from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
 from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
+from sheepop.data.batch_schedule import MixtureSchedule, PartOrder
+from sheepop.data.download.catalog import HUB
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import MOST_ROW_TOKENS
+from sheepop.jobs.task.corpus_batches import source_members, source_seed
 from sheepop.jobs.task.interface import Task
 from sheepop.jobs.task.samples import generate_command
 from sheepop.model import Transformer
@@ -35,21 +38,17 @@ from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
-from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.posttrain.templates import READY, default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
-from sheepop.train.objective import Objective, with_experts
 
 _SAMPLES, _LOOKED_AT = 3, 100
 TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
-# The settings under `data` and `training` that a run on examples reads, and those that are about text.
 # Rows of a chosen length hold a multiple of this many tokens.
 _ROW_UNIT = 64
+# The settings under `data` that a run on examples reads, and those under `training` that are about text.
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
-_TEXT_KEYS = {
-    "curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter", "mixture", "sequence_length_warmup",
-    "initial_embeddings", "eval_stride",
-}  # fmt: skip
+_CURRICULUM = {"curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter"}
+_TEXT_KEYS = {*_CURRICULUM, "sequence_length_warmup", "initial_embeddings", "eval_stride"}
 # Only the cross-entropy of labels reads these.
 _OF_LABELS = {"training.objective", "training.z_loss", "training.label_smoothing"}
 
@@ -89,7 +88,7 @@ class ExampleTask(Task):
         config, template = self.config, self.config.tuning.chat_template
         return [*config.data.paths, *config.tuning.validation_paths, None if template in READY else template]
 
-    def prepared(self, given: Mapping[str, Any]) -> Self:
+    def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
         """Tokenises the examples of `data.paths` into the run, with the tokenizer of the initial model."""
         config, origin = self.config, self.origin
         if origin is None:
@@ -113,7 +112,11 @@ class ExampleTask(Task):
             origin.write_base(self.run.base)
         with atomic_directory(self.run.examples, replace=True) as place:
             task.build_in(place, origin.loaded.tokenizer, origin.loaded.end_ids)
-        return task.with_row_length()
+        return task.with_row_length().with_batch(given, num_ranks)
+
+    def with_batch(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
+        """The task with the size of a step that its examples decide, which `num_ranks` share evenly."""
+        return self
 
     def with_row_length(self) -> Self:
         """The task with rows that hold its longest example, unless a length was given."""
@@ -122,11 +125,10 @@ class ExampleTask(Task):
 
     def row_length_for(self, store: ExampleStore) -> int:
         """The given length of rows, or one that holds the longest example, in whole units of `_ROW_UNIT` tokens."""
-        config = self.config
-        if config.data.max_length is not None:
+        if self.config.data.max_length is not None:
             return self.row_length
-        warmup = dict(config.training.sequence_length_warmup).values()
-        unit = math.lcm(_ROW_UNIT, config.parallel.tensor * config.parallel.context, *warmup)
+        warmup, parallel = dict(self.config.training.sequence_length_warmup).values(), self.config.parallel
+        unit = math.lcm(_ROW_UNIT, parallel.tensor * parallel.context, *warmup)
         return min(-(-self.needed_length(store) // unit) * unit, self.row_length)
 
     def needed_length(self, store: ExampleStore) -> int:
@@ -149,18 +151,28 @@ class ExampleTask(Task):
         tokenizer = with_template(tokenizer, config.tuning.chat_template, place / TOKENIZER, self.console)
         with self.template(tokenizer) as template:
             return build_examples(
-                [Path(path) for path in config.data.paths],
+                self.files(config.data.paths),
                 place / TOKENS,
                 ExampleEncoder(tokenizer, template, end_ids),
                 self.row_type,
                 max_length=self.most_tokens,
                 long_examples=config.tuning.long_examples,
                 validation_fraction=config.data.validation_fraction,
-                validation_paths=[Path(path) for path in config.tuning.validation_paths],
+                validation_paths=self.files(config.tuning.validation_paths),
                 bad_examples=config.tuning.bad_examples,
                 columns=config.tuning.columns or {},
+                joins_turns=config.tuning.join_turns,
                 console=self.console,
             )
+
+    def files(self, paths: Sequence[str]) -> list[Path]:
+        """The files at `paths`; those of data sets on the hub are downloaded first, below ``data``."""
+        if not any(path.startswith(HUB) for path in paths):
+            return [Path(path) for path in paths]
+        from sheepop.data.download.download import dataset_files  # which loads the hub's client
+
+        each = (dataset_files(path, console=self.console) if path.startswith(HUB) else [Path(path)] for path in paths)
+        return [file for files in each for file in files]
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         """Opens the chat template of a tokenizer with the variables of the settings; the caller closes it."""
@@ -243,18 +255,31 @@ class ExampleTask(Task):
         return self.rows(self.store.train)
 
     def rows(self, split: ExampleSplit) -> ExampleRows:
-        """The rows of a split."""
-        rows = PackedExamples if self.config.data.packing else PaddedExamples
-        return rows(split, max_length=self.row_length, pad_id=self.tokenizer().filler_id)
+        """The rows of a split; in a mixture, those of training examples are each of one source."""
+        options: dict[str, Any] = {"max_length": self.row_length, "pad_id": self.tokenizer().filler_id}
+        if not self.config.data.packing:
+            return PaddedExamples(split, **options)
+        return PackedExamples(split, **options, parts=self._sources if split is self.store.train else ())
+
+    @cached_property
+    def _sources(self) -> list[NDArray[np.int64]]:
+        """The numbers of the groups of each source of `training.mixture`."""
+        mixture = self.config.training.mixture
+        return source_members(mixture, *self.store.files, "example") if mixture else []
 
     @cached_property
     def schedule(self) -> BatchSchedule:
-        """Rows in random order."""
-        rows, training, seed = self.batches(), self.config.training, self.config.seed
-        order = SampleOrder(rows.num_samples, seed)
-        return BatchSchedule(
-            [RowSource(rows, order)], training.batch_sizes(), training.row_lengths(rows.max_length), seed
-        )
+        """Rows in random order, those of a mixture by the weights of its sources."""
+        rows, training, seed = self.rows(self.store.train), self.config.training, self.config.seed
+        orders, sizes, mixture = [SampleOrder(rows.num_samples, seed)], training.batch_sizes(), None
+        if self._sources:
+            size = self.store.train.group_size
+            groups = np.array([rows.examples(sample)[0] // size for sample in range(rows.num_samples)])
+            parts = [np.flatnonzero(np.isin(groups, members)) for members in self._sources]
+            orders = [PartOrder(part, source_seed(seed, number, len(parts))) for number, part in enumerate(parts)]
+            mixture = MixtureSchedule([source.weights for source in training.mixture], sizes)
+        lengths = training.row_lengths(rows.max_length)
+        return BatchSchedule([RowSource(rows, order) for order in orders], sizes, lengths, seed, mixture)
 
     def reference(self, device: str, dtype: torch.dtype = torch.float32) -> Transformer:
         """The reference model, without gradients."""
@@ -320,31 +345,6 @@ class ExampleTask(Task):
             if 0 < begin <= most:
                 found.append(ids[:begin].tolist())
         return found[:_SAMPLES]
-
-
-class SupervisedTask(ExampleTask):
-    """Supervised fine-tuning on answers, or distillation from a teacher."""
-
-    def check(self) -> None:
-        """Also refuses a teacher with another tokenizer."""
-        if self.config.tuning.teacher is not None:
-            self.require_same_tokens("tuning.teacher.model", self.config.tuning.teacher.model)
-        super().check()
-
-    def objective(self) -> Objective:
-        """The cross-entropy of the answers, or distillation from `tuning.teacher`; with NEFTune if set."""
-        teacher, alpha = self.config.tuning.teacher, self.config.tuning.neftune_noise_alpha
-        objective = super().objective()
-        if teacher is not None:
-            distillation = Distillation(self._teacher, teacher.weight, teacher.temperature)
-            objective = with_experts(distillation, self.config.model)
-        return objective if alpha is None else NoisyEmbeddings(objective, alpha)
-
-    @cached_property
-    def _teacher(self) -> Transformer:
-        teacher = self.config.tuning.teacher
-        assert teacher is not None
-        return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
 
 
 def require_examples(config: SheepOpConfig) -> None:

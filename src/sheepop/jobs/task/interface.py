@@ -57,11 +57,11 @@ class Task(ABC):
         """Every path that a new run reads, and so must not replace."""
 
     @abstractmethod
-    def prepared(self, given: Mapping[str, Any]) -> Self:
+    def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
         """Makes the data of a new run in its directory; returns the task with the sizes of its model.
 
-        `given` is the tree of settings as the user gave it. Raises `ConfigError` for settings that do not fit each
-        other, the data or the model that the run starts from.
+        `given` is the tree of settings as the user gave it, and `num_ranks` share each step. Raises `ConfigError` for
+        settings that do not fit each other, the data or the model that the run starts from.
         """
 
     @abstractmethod

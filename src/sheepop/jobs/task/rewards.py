@@ -158,6 +158,8 @@ class PolicyTask(ExampleTask):
             )
         if config.training.batch_size_warmup:
             raise ConfigError("training.batch_size_warmup is not for rollouts, whose size is fixed. Leave it out.")
+        if config.training.mixture:
+            raise ConfigError("training.mixture is not for rollouts, which answer all prompts in turn. Leave it out.")
         return without_dropout(config, given)
 
     def needed_length(self, store: ExampleStore) -> int:
