@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import ConfigError, TrainingError
-from sheepop.posttrain.rewards import Answer, Reward, Writer, Written, open_reward
+from sheepop.jobs.task.reward_sources import open_reward
+from sheepop.posttrain.rewards import Answer, Reward, Writer, Written
 from sheepop.tokenizer import Tokenizer
 
 ANSWERS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -81,15 +81,54 @@ class RewardConfig(Config):
     """Require chosen answers to be better by at least the margins in the examples."""
 
 
+class JudgeConfig(Config):
+    """The reward `judge`: a chat model grades answers from 1 to 10, which becomes a reward from 0 to 1."""
+
+    by: PathText | None = None
+    """The judge: a chat model, or the address of a server that speaks OpenAI's protocol, whose key is in
+    `OPENAI_API_KEY`."""
+    model: str | None = None
+    """The name of the model on the server; `null` takes its first."""
+    rubric: str = Field(
+        "An answer is good if it is correct, does what was asked, and is clear and complete. Length by itself is no "
+        "merit.",
+        min_length=1,
+    )
+    """What makes an answer good. The judge sees it with the prompt, the answer, and the right answer if a prompt's line
+    has a `reference`."""
+    workers: int = Field(8, ge=1)
+    """Answers that a server grades at a time."""
+    seconds: float = Field(60.0, gt=0)
+    """Time limit of a server's reply; one that fails is requested again up to four times."""
+
+
+class CodeConfig(Config):
+    """The reward `code`: 1 if the last code block of an answer passes the `tests` of the prompt's line, else 0."""
+
+    seconds: float = Field(10.0, gt=0)
+    """Time limit of a program with its tests."""
+    memory_bytes: int = Field(2**30, ge=2**26)
+    """Memory limit of a program with its tests."""
+    workers: int | None = Field(None, ge=1)
+    """Programs that run at a time; `null` is one for each processor core."""
+    timeouts: Literal["fail", "missing"] = "fail"
+    """A program that exceeds its time limit: `fail` gives 0, `missing` gives no reward, as `missing_rewards` says."""
+
+
 class RolloutConfig(Config):
     """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
 
     reward: PathText | dict[PathText, float] | None = None
     """Source of rewards: a reward model from `sheepop tune reward`; a Python file with a function
-    `reward(prompt, completion, **fields)` that returns a number, or `reward(prompts, answers, **columns)` that returns
-    a list of them, where fields and columns are the other keys of the prompts' lines; or the URL of a service that gets
-    `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`. Several are added with
-    their weights, such as `{check.py: 1.0, runs/judge: 0.5}`; one that gives null to an answer does not count there."""
+    `reward(prompt, completion, **fields)` that returns a number, or `reward(prompts, completions, **columns)` that
+    returns a list of them, where fields and columns are the other keys of the prompts' lines; the URL of a service that
+    gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`; `judge`; or
+    `code`. Several are added with their weights, such as `{check.py: 1.0, judge: 0.5}`; one that gives null to an
+    answer does not count there."""
+    judge: JudgeConfig = Field(default_factory=JudgeConfig)
+    """Settings of the reward `judge`."""
+    code: CodeConfig = Field(default_factory=CodeConfig)
+    """Settings of the reward `code`."""
     missing_rewards: Literal["stop", "leave_out"] = "stop"
     """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
     run, or `leave_out` the answer and count it."""
@@ -124,6 +163,15 @@ class RolloutConfig(Config):
         if isinstance(self.reward, dict):
             return dict(self.reward)
         return {} if self.reward is None else {self.reward: 1.0}
+
+    @model_validator(mode="after")
+    def _check_rewards(self) -> Self:
+        for name, usual in (("judge", JudgeConfig()), ("code", CodeConfig())):
+            if name not in self.rewards and getattr(self, name) != usual:
+                raise ValueError(f"{name} has no effect unless reward names {name}")
+        if "judge" in self.rewards and self.judge.by is None:
+            raise ValueError("the reward judge needs judge.by, a chat model or the address of a server")
+        return self
 
 
 class PPOConfig(RolloutConfig):

@@ -1,4 +1,4 @@
-"""Samples answers to prompts, and rewards them by a reward model, a Python program of the user, or an HTTP service."""
+"""Samples answers to prompts, and rewards them, for example by a reward model, a Python program or an HTTP service."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
-from sheepop.checkpoint import LoadedModel, load_model
-from sheepop.checkpoint.model_kind import PublishedName
+from sheepop.checkpoint import LoadedModel
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
-from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
+from sheepop.core.errors import ConfigError, DataError, TrainingError
 from sheepop.core.facts import counted
 from sheepop.core.http_client import HttpClient
 from sheepop.core.random import derive_seed
@@ -27,6 +25,7 @@ from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.policy import repetition
 from sheepop.posttrain.preference import answer_rewards
 from sheepop.tokenizer import Tokenizer
+from sheepop.tokenizer.messages import Message
 
 _CHILD = "sheepop.posttrain.reward_child"
 _MEMORY_BYTES = 2**31
@@ -37,16 +36,24 @@ _EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion of a prompt, with the other keys of the prompt's line; `token_ids` are of prompt and completion."""
+    """A completion of a prompt, with the other keys of the prompt's line; `token_ids` are of prompt and completion.
+
+    `messages` are those of the prompt if it is a conversation, and None for plain text; `prompt` is the rendered text.
+    """
 
     prompt: str
     completion: str
     token_ids: Sequence[int]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Message] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that a program or a service gets."""
-        return {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields)}
+        found = {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields)}
+        if self.messages is None:
+            return found
+        said = {"role": "assistant", "content": self.completion}
+        return {**found, "messages": {"prompt": list(self.messages), "completion": [said]}}
 
 
 class Reward(Protocol):
@@ -90,14 +97,14 @@ class ModelReward(Reward):
                 f"The reward model reads {most:,} tokens, but an answer with its prompt has {longest:,}."
             )
         found = answer_rewards(loaded.model, rows, batch_size=self.batch_size, pad_id=loaded.tokenizer.filler_id)
-        return _checked(found.tolist(), answers, str(loaded.directory))
+        return checked(found.tolist(), answers, str(loaded.directory))
 
 
 class ProgramReward(Reward):
     """The function ``reward`` of a Python file, run in a separate process with limits.
 
-    It gets answers one by one, or all at once if it has a parameter `prompts`. It has `seconds` for each answer, 2 GiB
-    of memory, and no network if Linux allows that. If it `may_fail`, answers for which it fails get None.
+    Its parameters say what it gets; see `reward_child`. It has `seconds` for each answer, 2 GiB of memory, and no
+    network if Linux allows that. If it `may_fail`, answers for which it fails get None.
     """
 
     def __init__(self, path: Path, seconds: float, *, may_fail: bool = False) -> None:
@@ -116,7 +123,7 @@ class ProgramReward(Reward):
                     (self._takes_all,) = self._thread.submit(self._ask, (), []).result()
                 if len(found) < len(answers):
                     self._thread.submit(self._ask, answers[len(found) :], found).result()
-                return _checked(found, answers, str(self._path))
+                return checked(found, answers, str(self._path))
             except BoundedProcessError as error:
                 if not (self._may_fail and answers):
                     raise self._failure(error, answers, len(found)) from None
@@ -130,7 +137,7 @@ class ProgramReward(Reward):
         return found
 
     def _failure(self, error: BoundedProcessError, answers: Sequence[Answer], number: int) -> TrainingError:
-        where = counted(len(answers), "answer") if self._takes_all else _shown(answers, number)
+        where = counted(len(answers), "answer") if self._takes_all else shown(answers, number)
         problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
         if isinstance(error, TimeLimitError):
             each = " each" if self._takes_all else ""
@@ -168,34 +175,7 @@ class EndpointReward(Reward):
             raise TrainingError(f"Answers cannot be judged: {error}") from None
         if not isinstance(rewards, list):
             raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
-        return _checked(rewards, answers, self._url)
-
-
-def open_reward(
-    place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int, may_fail: bool = False
-) -> Reward:
-    """Opens a source of rewards (a URL, a Python file, or a reward model or its name) and tests it with an empty list.
-
-    `seconds` is the time limit per answer of the first two; if they `may_fail`, answers for which they do get None.
-    Raises `ConfigError` if it does not work.
-    """
-    reward: Reward
-    if place.startswith(("http://", "https://")):
-        try:
-            reward = EndpointReward(place, seconds, may_fail=may_fail)
-        except UsageError as error:
-            raise ConfigError(str(error)) from None
-    elif not Path(place).exists() and (place.endswith(".py") or PublishedName.parse(place) is None):
-        raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
-    elif place.endswith(".py"):
-        reward = ProgramReward(Path(place), seconds, may_fail=may_fail)
-    else:
-        reward = ModelReward.fitting(load_model(place, device, torch.float32), tokenizer, batch_size)
-    try:
-        reward([])
-    except TrainingError as error:
-        raise ConfigError(str(error)) from None
-    return reward
+        return checked(rewards, answers, self._url)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +232,11 @@ class Written:
 
 @dataclass(frozen=True)
 class Question:
-    """A tokenised prompt, with the other keys of its line."""
+    """A tokenised prompt, with the other keys of its line, and its `messages` if it is a conversation."""
 
     token_ids: list[int]
     fields: Mapping[str, Any]
+    messages: Sequence[Message] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,16 +264,16 @@ class Writer:
         completions = generator.generate([question.token_ids for question in questions], configs)
         repeats = [question for question in questions for _ in range(count)]
         answers = [
-            Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
-            for question, written in zip(repeats, completions, strict=True)
+            Answer(done.prompt, done.text, [*question.token_ids, *done.token_ids], question.fields, question.messages)
+            for question, done in zip(repeats, completions, strict=True)
         ]
         lengths = [len(question.token_ids) for question in repeats]
-        finished = [written.finish_reason == "stop" for written in completions]
+        finished = [done.finish_reason == "stop" for done in completions]
         parts = self.ranks.shared(len(repeats), lambda own: self._judged(answers[own.start : own.stop]))
         rewards = [self._total(part, answer) for part, answer in zip(parts, answers, strict=True)]
         if not np.isfinite(rewards).any():
             raise TrainingError(f"{' and '.join(self.rewards)} judged none of {counted(len(answers), 'answer')}")
-        return Written(answers, lengths, finished, rewards, parts, [written.logprobs for written in completions])
+        return Written(answers, lengths, finished, rewards, parts, [done.logprobs for done in completions])
 
     def _judged(self, answers: Sequence[Answer]) -> list[Mapping[str, float | None]]:
         """The rewards of every answer by source."""
@@ -304,21 +285,22 @@ class Writer:
         weighted = [self.rewards[name][0] * value for name, value in part.items() if value is not None]
         if not weighted and not self.may_miss:
             raise TrainingError(
-                f"{' and '.join(self.rewards)} gave None for {_shown([answer], 0)}, which is not a finite number"
+                f"{' and '.join(self.rewards)} gave None for {shown([answer], 0)}, which is not a finite number"
             )
         return sum(weighted) if weighted else math.nan
 
 
-def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:
+def checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:
+    """The rewards as numbers; raises `TrainingError` unless `source` gave each answer a finite number or None."""
     if len(rewards) != len(answers):
         raise TrainingError(f"{source} gave {len(rewards):,} rewards for {len(answers):,} answers")
     for number, found in enumerate(rewards):
         if found is not None and (not isinstance(found, bool | int | float) or not math.isfinite(found)):
-            raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is not a finite number")
+            raise TrainingError(f"{source} gave {found!r} for {shown(answers, number)}, which is not a finite number")
     return [None if found is None else float(found) for found in rewards]
 
 
-def _shown(answers: Sequence[Answer], number: int) -> str:
+def shown(answers: Sequence[Answer], number: int) -> str:
     """Names an answer by its beginning."""
     if number >= len(answers):
         return "the last answer"

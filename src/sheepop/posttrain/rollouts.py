@@ -19,6 +19,7 @@ from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.encoding import MESSAGES
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import OLD, REFERENCE, VALUES, AnswerBatch, PolicyObjective, no_numbers, predicted_values
 from sheepop.posttrain.reward_methods import RewardMethod
@@ -253,7 +254,10 @@ class RolloutSource(StepSource):
 
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:
     """The prompts of a split with these numbers."""
-    return [Question(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
+    fields = [dict(split.fields[number]) for number in numbers]
+    messages = [each.pop(MESSAGES, None) for each in fields]
+    ids = [split.example(number).ids.tolist() for number in numbers]
+    return [Question(*each) for each in zip(ids, fields, messages, strict=True)]
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

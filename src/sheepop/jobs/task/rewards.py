@@ -26,9 +26,10 @@ from sheepop.data.batches import IGNORED_LABEL, check_indices
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.preferences import without_dropout
+from sheepop.jobs.task.reward_sources import open_rewards
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.posttrain.config import GRPOConfig, PPOConfig, RolloutConfig
+from sheepop.posttrain.config import GRPOConfig, PPOConfig
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.policy import (
@@ -38,10 +39,9 @@ from sheepop.posttrain.policy import (
     no_numbers,
 )
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, RewardMethod
-from sheepop.posttrain.rewards import Reward, Writer, Written, open_reward
+from sheepop.posttrain.rewards import Reward, Writer, Written
 from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
-from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
@@ -271,18 +271,6 @@ class PolicyTask(ExampleTask):
         return RewardScores(
             -means["reward"], means["reward"], means["length"], means["truncated"], means["repetition"], len(found)
         )
-
-
-def open_rewards(
-    settings: RolloutConfig, tokenizer: Tokenizer, device: str, batch_size: int
-) -> Mapping[str, tuple[float, Reward]]:
-    """Opens all sources of rewards; returns them with their weights, by the names that the settings give them."""
-    may_fail = settings.missing_rewards == "leave_out"
-    options: dict[str, Any] = {"device": device, "batch_size": batch_size, "may_fail": may_fail}
-    return {
-        place: (weight, open_reward(place, settings.reward_seconds, tokenizer, **options))
-        for place, weight in settings.rewards.items()
-    }
 
 
 class GroupPolicyTask(PolicyTask):
