@@ -13,7 +13,7 @@ import torch
 
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_kind import PublishedName
-from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
+from sheepop.core.errors import ConfigError, DataError, TokenizerError, TrainingError, UsageError
 from sheepop.core.machine import usable_cores
 from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.evaluate.code import fenced_programs
@@ -151,8 +151,8 @@ def open_reward(
         else:
             reward = ModelReward.fitting(load_model(place, device, torch.float32), tokenizer, batch_size)
         reward([])
-    except (TrainingError, UsageError, DataError) as error:
-        raise ConfigError(str(error)) from None
+    except (TrainingError, UsageError, DataError, TokenizerError) as error:
+        raise ConfigError(f"{place}: {error}" if place == JUDGE else str(error)) from None
     return reward
 
 
