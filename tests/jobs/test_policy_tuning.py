@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +109,20 @@ def test_grpo_raises_the_reward(improved: TrainOutcome) -> None:
     assert "Reward on held-out prompts" in page and "on prompts to learn from" in page
 
 
+def test_answers_are_logged_with_their_rewards_and_advantages(improved: TrainOutcome, judge: Path) -> None:
+    run = RunDirectory.open(improved.run)
+    rows = [row for row in read_json_lines(run.samples_file)[0] if "rewards" in row]
+    assert [row["step"] for row in rows] == [step for step in range(1, 17) for _ in range(8)]
+    means = [row["reward"] for row in rows_of(improved.run, "train")]
+    for row in rows:
+        worth = sum(letter in string.ascii_lowercase for letter in row["text"]) / max(1, len(row["text"]))
+        assert row["reward"] == row["rewards"][str(judge)] == pytest.approx(worth)
+        assert row["prompt"].startswith("number ") and math.isfinite(row["advantage"])
+    above = [row for row in rows if row["reward"] > means[row["step"] - 1]]
+    assert sum(row["advantage"] > 0 for row in above) > 0.7 * len(above)
+    assert f"step 16, reward {rows[-1]['reward']:.4g}, advantage {rows[-1]['advantage']:.4g}" in run.report.read_text()
+
+
 @pytest.mark.parametrize("method", ["ppo", "grpo"])
 def test_the_first_ratio_of_a_rollout_is_one(
     base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str
@@ -151,6 +166,7 @@ def test_a_run_that_was_stopped_in_a_rollout_goes_on_bit_for_bit(
     for name in (*files, "state/source.safetensors"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert rows_of(whole, "train") == rows_of(output, "train")
+    assert (whole / "samples.jsonl").read_bytes() == (output / "samples.jsonl").read_bytes()
 
 
 def test_a_run_that_was_stored_before_keys_were_renamed_goes_on(

@@ -156,6 +156,8 @@ class RolloutConfig(Config):
     """Stop the run when the mean length of answers exceeds this, in tokens."""
     repetition_ceiling: float | None = Field(None, gt=0, le=1)
     """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
+    logged_answers: int = Field(8, ge=0)
+    """The most answers that a logged step writes into `samples.jsonl`, with their rewards and advantages."""
 
     @property
     def rewards(self) -> dict[str, float]:

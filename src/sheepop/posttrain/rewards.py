@@ -213,6 +213,14 @@ class Written:
         """The number of tokens that were sampled for each answer."""
         return [len(tokens) for tokens in self.logprobs]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Each answer with its rewards, as plain data."""
+        judged = zip(self.answers, self.parts, self.rewards, strict=True)
+        return [
+            {"prompt": answer.prompt, "text": answer.completion, "rewards": dict(part), "reward": reward}
+            for answer, part, reward in judged
+        ]
+
     def metrics(self) -> dict[str, float]:
         """Means over the answers."""
         pairs = zip(self.answers, self.prompt_lengths, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,17 @@ from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
 from sheepop.posttrain.encoding import MESSAGES
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.policy import OLD, REFERENCE, VALUES, AnswerBatch, PolicyObjective, no_numbers, predicted_values
+from sheepop.posttrain.policy import (
+    ADVANTAGES,
+    OLD,
+    REFERENCE,
+    VALUES,
+    AnswerBatch,
+    PolicyObjective,
+    means_of_answers,
+    no_numbers,
+    predicted_values,
+)  # fmt: skip
 from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.rewards import Question, Writer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
@@ -60,6 +71,7 @@ class RolloutSource(StepSource):
     _taken: int = 0
     _batch: AnswerBatch | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
+    _rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def steps_per_rollout(self) -> int:
@@ -80,7 +92,9 @@ class RolloutSource(StepSource):
         )
         empty = TensorBatch.on_host(self._nothing())
         missing = -len(prepared.micro_batches) % self.placement.layout.num_data
-        return replace(prepared, micro_batches=[*prepared.micro_batches, *[empty] * missing], measured=self._metrics)
+        micro_batches = [*prepared.micro_batches, *[empty] * missing]
+        samples = [self._rows[answer] for answer in chosen[: self.config.logged_answers]]
+        return replace(prepared, micro_batches=micro_batches, measured=self._metrics, samples=samples)
 
     def describe(self, number: int) -> list[str]:
         """Returns nothing: answers come from no document."""
@@ -97,6 +111,7 @@ class RolloutSource(StepSource):
         return {
             **found,
             **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
+            "rows": torch.tensor(list(json.dumps(self._rows).encode()), dtype=torch.uint8),
             **_named("numbers", {name: torch.from_numpy(array) for name, array in self._batch.numbers.items()}),
             **_named("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in kept.items()}),
         }
@@ -111,15 +126,17 @@ class RolloutSource(StepSource):
             ids, labels, lengths = (state[name].numpy() for name in ("input_ids", "labels", "lengths"))
             numbers = {name: tensor.numpy() for name, tensor in _below("numbers", state).items()}
             self._batch = AnswerBatch.of(ids, labels, lengths, numbers)
+            self._rows = json.loads(bytes(state["rows"].tolist()))
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Undoes a rollout that a signal or an error interrupts, so that it is repeated with the same prompts."""
-        before, method = (self._held, self._taken, self._batch, self._metrics), self.method.state()
+        before = self._held, self._taken, self._batch, self._metrics, self._rows
+        method = self.method.state()
         try:
             yield
         except BaseException:
-            self._held, self._taken, self._batch, self._metrics = before
+            self._held, self._taken, self._batch, self._metrics, self._rows = before
             self.method.restore(method)
             raise
 
@@ -136,7 +153,7 @@ class RolloutSource(StepSource):
         with self.placement.evaluating():
             written, found = self._written(rollout)
         self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
-        self._batch = self._padded(written)
+        self._batch, self._rows = self._padded(written), written.rows()
         self._held = rollout
         if not len(written):
             return
@@ -156,6 +173,8 @@ class RolloutSource(StepSource):
             self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
+        means = means_of_answers(numbers[ADVANTAGES], mask)[:, 0].tolist()
+        self._rows = [{**row, "advantage": mean} for row, mean in zip(self._rows, means, strict=True)]
         if self.steps_per_rollout > 1:
             assert log_p is not None
             numbers[OLD] = log_p

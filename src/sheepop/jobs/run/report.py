@@ -22,6 +22,7 @@ from sheepop.jobs.run.record import (
     Log,
     RunRecord,
     ended_early,
+    entry,
     repeat_command,
     resume_command,
     tensorboard_command,
@@ -112,7 +113,7 @@ def write_run_report(
     _add_scores(page, found, baselines)
     _add_completions(page, completions)
     _add_curves(page, found, baselines)
-    _add_training_samples(page, found.samples)
+    _add_training_samples(page, found)
     add_model(page, found.config)
     add_data(page, run, found.config)
     add_layout(page, run, record)
@@ -155,6 +156,10 @@ class _Found:
         early = config is not None and ended_early(run, config)
         return cls(run, config, content, Log.read(run.metrics_file), Log.read(run.samples_file), early, scores)
 
+    def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
+        """The samples that have rewards, or the others."""
+        return [row for row in self.samples.rows if ("rewards" in row) == rewarded]
+
     @property
     def is_sampled(self) -> bool:
         """Whether validations during training read only a part of the held-out text."""
@@ -194,11 +199,11 @@ def _add_overview(page: Page, found: _Found) -> None:
 
 def _add_first_picture(page: Page, found: _Found) -> None:
     """Adds the curve of the loss, and the first and last continuations of the same prompt."""
-    chart, samples = loss_chart(found.metrics.rows, is_sampled=found.is_sampled), found.samples
+    chart, samples = loss_chart(found.metrics.rows, is_sampled=found.is_sampled), found.texts(rewarded=False)
     if chart.data:
         page.add_chart(chart, "Loss")
-    prompt = samples.rows[-1].get("prompt") if samples.rows else None
-    written = [row for row in samples.rows if row.get("prompt") == prompt]
+    prompt = samples[-1].get("prompt") if samples else None
+    written = [row for row in samples if row.get("prompt") == prompt]
     if len(written) > 1:
         for row in (written[0], written[-1]):
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
@@ -289,16 +294,28 @@ def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
         page.add_text(f"The same curves in TensorBoard: {command}")
 
 
-def _add_training_samples(page: Page, samples: Log) -> None:
-    if not samples.rows and not samples.num_unreadable:
-        return
-    page.add_section("Samples during training")
-    rows = samples.rows[-_MOST_SAMPLES:]
-    if len(rows) < len(samples.rows):
-        page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {samples.name}.")
-    _add_note(page, samples)
-    for row in rows:
-        page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
+def _add_training_samples(page: Page, found: _Found) -> None:
+    """Adds the last texts that the model wrote to the sample prompts, and those that it was rewarded for."""
+    for title, rewarded in (("Samples during training", False), ("Answers and their rewards", True)):
+        rows, is_damaged = found.texts(rewarded=rewarded), bool(found.samples.num_unreadable) and not rewarded
+        if not rows and not is_damaged:
+            continue
+        page.add_section(title)
+        if len(rows) > _MOST_SAMPLES:
+            page.add_text(f"The last {_MOST_SAMPLES} of {len(rows):,}; all of them are in {found.samples.name}.")
+        if is_damaged:
+            _add_note(page, found.samples)
+        for row in rows[-_MOST_SAMPLES:]:
+            page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_sample_words(row))
+
+
+def _sample_words(row: Mapping[str, Any]) -> str:
+    """The step of a sample, and its rewards and advantage if it has any."""
+    parts, numbers = entry(row, "rewards"), {key: row[key] for key in ("reward", "advantage") if key in row}
+    numbers |= parts if len(parts) > 1 else {}
+    values = {name: number(each) for name, each in numbers.items()}
+    words = [f"{name} {MISSING if value is None else f'{value:.4g}'}" for name, value in values.items()]
+    return ", ".join([_step_words(row.get("step")), *words])
 
 
 def _add_note(page: Page, log: Log) -> None:
