@@ -12,18 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TrainingError
 from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.best_of import best_of
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.open import find_resumable, task_of
+from sheepop.jobs.run.record import view_run_config
 from sheepop.jobs.run.train import TrainOutcome
+from sheepop.jobs.task.distillation import DistillTask
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.rewards import PolicyTask
+from sheepop.model import ModelConfig, build_model
+from sheepop.parallel.ranks import ALONE
 from sheepop.posttrain.policy import RewardScores
+from sheepop.tokenizer import CharTokenizer
 
 from ..running import train
 
@@ -206,6 +211,83 @@ def test_another_model_may_be_the_reference(
     assert first("the-same", f"tuning.reference={base}") == own
     assert own["divergence"] == pytest.approx(0, abs=1e-4)
     assert first("other", f"tuning.reference={improved.run}", "tuning.lora.rank=2")["divergence"] > 0.1
+
+
+@pytest.fixture(scope="module")
+def taught(base: Path, improved: TrainOutcome, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainOutcome:
+    """The base model after it has learnt from the improved one, on answers of its own."""
+    return train(distilled(improved.run, prompts, tmp_path_factory.mktemp("distill") / "run"), fork=base)
+
+
+def distilled(teacher: Path, prompts: Path, output: Path, *overrides: str) -> SheepOpConfig:
+    places = ("tuning.method=distill", f"tuning.distill.teacher={teacher}", f"data.paths={prompts}")
+    own = ("tuning.distill.max_new_tokens=6", "tuning.distill.beta=1", f"output_dir={output}")
+    return load_config(overrides=(*SETTINGS, *places, *own, *overrides))
+
+
+def test_a_model_comes_near_its_teacher_on_its_own_answers(taught: TrainOutcome) -> None:
+    assert isinstance(taught.scores, RewardScores) and taught.scores.reward is None
+    validations = [row["loss"] for row in rows_of(taught.run, "validation")]
+    assert validations[-1] < 0.5 * validations[0]
+    train_rows = rows_of(taught.run, "train")
+    assert train_rows[-1]["divergence_from_teacher"] == pytest.approx(train_rows[-1]["objective"], rel=1e-5)
+    assert "reward" not in train_rows[0]
+    samples = read_json_lines(taught.run / "samples.jsonl")[0]
+    assert len(samples) == 8 * 8 and samples[0].keys() == {"step", "prompt", "text"}
+
+
+def test_the_score_of_distillation_is_the_divergence_on_sampled_answers(
+    taught: TrainOutcome, improved: TrainOutcome
+) -> None:
+    """KL(model, teacher) on answers to held-out prompts, token by token in float64."""
+    task = task_of(view_run_config(RunDirectory.open(taught.run)), RunDirectory.open(taught.run), Console.silent())
+    assert isinstance(task, DistillTask)
+    model, teacher = (load_model(place).model for place in (taught.run, improved.run))
+    held_out = task.held_out()
+    assert held_out is not None
+    written, total, count = task.held_out_answers(model, held_out, None, None, ALONE), 0.0, 0
+    for answer, prompt in zip(written.answers, written.prompt_lengths, strict=True):
+        ids = torch.tensor([answer.token_ids])
+        with torch.no_grad():
+            q, p = (each(ids)[0, prompt - 1 : -1].double().log_softmax(-1) for each in (model, teacher))
+        total += float((q.exp() * (q - p)).sum())
+        count += len(q)
+    assert task.score(model, held_out, "cpu").loss == pytest.approx(total / count, rel=1e-4)
+
+
+def test_distillation_goes_on_bit_for_bit(
+    base: Path, improved: TrainOutcome, taught: TrainOutcome, prompts: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    train(distilled(improved.run, prompts, output, "training.max_steps=3"), fork=base)
+    stored = find_resumable(output)
+    assert stored is not None
+    train(load_config(overrides=["training.max_steps=8"], base=stored.record.requested), resume=True)
+    one, other = (read_all_weights(RunDirectory(place).checkpoint(8)) for place in (taught.run, output))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["tuning.distill.teacher=null"], "There is no teacher. Give one with the same tokenizer"),
+        (["tuning.grpo.group_size=4"], "grpo has no effect with method distill"),
+        (["tuning.reference=runs/x"], "reference has no effect with method distill"),
+        (["tuning.distill.max_new_tokens=64"], "max_new_tokens = 64 leaves no room for a prompt"),
+    ],
+)
+def test_settings_that_distillation_cannot_have_are_refused(
+    base: Path, prompts: Path, tmp_path: Path, overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        train(distilled(base, prompts, tmp_path / "run", *overrides), fork=base)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(base: Path, prompts: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 300, "d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 64}
+    save_model(tmp_path / "other", build_model(ModelConfig(**sizes)), CharTokenizer(), {})
+    with pytest.raises(ConfigError, match=r"tuning.distill.teacher: .*other has another tokenizer, so its prob"):
+        train(distilled(tmp_path / "other", prompts, tmp_path / "run"), fork=base)
 
 
 def test_the_reference_stays_as_it_is(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:

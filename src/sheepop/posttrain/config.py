@@ -1,4 +1,4 @@
-"""The settings under ``tuning``: fine-tuning, preference optimisation, reward models, PPO and GRPO."""
+"""The settings under ``tuning``: fine-tuning, preference optimisation, reward models, PPO, GRPO and distillation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import Config, PathText
 
-Method = Literal["sft", "reward", "dpo", "ppo", "grpo"]
+Method = Literal["sft", "reward", "dpo", "ppo", "grpo", "distill"]
 BadExamples = Literal["refuse", "leave_out"]
 LongExamples = Literal["refuse", "cut", "leave_out"]
 PreferenceKind = Literal["sigmoid", "robust", "hinge", "ipo", "simpo", "orpo", "kto"]
@@ -81,6 +81,36 @@ class RewardConfig(Config):
     """Require chosen answers to be better by at least the margins in the examples."""
 
 
+class SamplingConfig(Config):
+    """Settings of methods that learn from the model's own answers to prompts."""
+
+    max_new_tokens: int = Field(128, ge=1)
+    """Longest answer in tokens; a prompt may have the rest of `data.max_length`."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature at which answers are sampled and all log-probabilities are computed."""
+    minibatches: int = Field(1, ge=1)
+    """Number of steps that one epoch over the answers of a rollout is divided into."""
+    epochs: int = Field(1, ge=1)
+    """Epochs over the answers of each rollout."""
+    length_ceiling: float | None = Field(None, gt=0)
+    """Stop the run when the mean length of answers exceeds this, in tokens."""
+    repetition_ceiling: float | None = Field(None, gt=0, le=1)
+    """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
+    logged_answers: int = Field(8, ge=0)
+    """The most answers that a logged step writes into `samples.jsonl`, with their rewards and advantages."""
+
+
+class DistillConfig(SamplingConfig):
+    """On-policy distillation: on answers of its own, the model learns the token probabilities of a larger model."""
+
+    teacher: PathText | None = None
+    """The teacher: a model or run with the same tokenizer."""
+    beta: float = Field(0.5, ge=0, le=1)
+    """Which divergence from the teacher is minimised, as in GKD: 0 is the KL divergence of the model from its teacher,
+    KL(teacher, model); 1 is the reverse one, KL(model, teacher); between them the generalised Jensen-Shannon
+    divergence."""
+
+
 class JudgeConfig(Config):
     """The reward `judge`: a chat model grades answers from 1 to 10, which becomes a reward from 0 to 1."""
 
@@ -115,7 +145,7 @@ class CodeConfig(Config):
     """A program that exceeds its time limit: `fail` gives 0, `missing` gives no reward, as `missing_rewards` says."""
 
 
-class RolloutConfig(Config):
+class RolloutConfig(SamplingConfig):
     """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
 
     reward: PathText | dict[PathText, float] | None = None
@@ -134,14 +164,6 @@ class RolloutConfig(Config):
     run, or `leave_out` the answer and count it."""
     reward_seconds: float = Field(10.0, gt=0)
     """Time limit of a reward program or service, in seconds for each answer."""
-    max_new_tokens: int = Field(128, ge=1)
-    """Longest answer in tokens; a prompt may have the rest of `data.max_length`."""
-    temperature: float = Field(1.0, gt=0)
-    """Temperature at which answers are sampled and all log-probabilities are computed."""
-    minibatches: int = Field(1, ge=1)
-    """Number of steps that one epoch over the answers of a rollout is divided into."""
-    epochs: int = Field(1, ge=1)
-    """Epochs over the answers of each rollout."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio of new to old probabilities is clipped below at 1 minus this."""
     clip_high: float = Field(0.2, gt=0)
@@ -152,12 +174,6 @@ class RolloutConfig(Config):
     """Subtracted from the reward of an answer that was cut off at `max_new_tokens`."""
     kl_ceiling: float | None = Field(None, gt=0)
     """Stop the run when the mean divergence from the reference exceeds this, in nats per answer."""
-    length_ceiling: float | None = Field(None, gt=0)
-    """Stop the run when the mean length of answers exceeds this, in tokens."""
-    repetition_ceiling: float | None = Field(None, gt=0, le=1)
-    """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
-    logged_answers: int = Field(8, ge=0)
-    """The most answers that a logged step writes into `samples.jsonl`, with their rewards and advantages."""
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -259,7 +275,8 @@ class TuningConfig(Config):
 
     method: Method | None = None
     """`sft` is supervised fine-tuning on answers; `dpo` learns from preferences; `reward` trains a reward model on
-    preferences; `ppo` and `grpo` learn from rewards of the model's own answers; `null` is pre-training on text."""
+    preferences; `ppo` and `grpo` learn from rewards of the model's own answers, `distill` from what a teacher thinks of
+    them; `null` is pre-training on text."""
     validation_paths: tuple[PathText, ...] = ()
     """Files of held-out examples; without any, `data.validation_fraction` of the examples is held out."""
     chat_template: PathText | None = None
@@ -291,6 +308,8 @@ class TuningConfig(Config):
     """Settings of `sheepop tune ppo`."""
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     """Settings of `sheepop tune grpo`."""
+    distill: DistillConfig = Field(default_factory=DistillConfig)
+    """Settings of `sheepop tune distill`."""
 
     @model_validator(mode="after")
     def _check_method(self) -> TuningConfig:
@@ -313,5 +332,6 @@ _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "dpo": ("dpo",),
     "ppo": ("ppo",),
     "grpo": ("grpo",),
+    "distill": ("distill",),
 }
 """The settings that only some methods read."""

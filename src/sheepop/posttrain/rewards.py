@@ -217,7 +217,8 @@ class Written:
         """Each answer with its rewards, as plain data."""
         judged = zip(self.answers, self.parts, self.rewards, strict=True)
         return [
-            {"prompt": answer.prompt, "text": answer.completion, "rewards": dict(part), "reward": reward}
+            {"prompt": answer.prompt, "text": answer.completion}
+            | ({"rewards": dict(part), "reward": reward} if part else {})
             for answer, part, reward in judged
         ]
 
@@ -230,8 +231,7 @@ class Written:
         by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
         return {
             **(by_source if len(found) > 1 else {}),
-            "reward": float(np.mean(judged)),
-            "reward_deviation": float(np.std(judged)),
+            **({"reward": float(np.mean(judged)), "reward_deviation": float(np.std(judged))} if len(judged) else {}),
             "length": float(np.mean(self.lengths)),
             "truncated": 1 - float(np.mean(self.is_finished)),
             "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
@@ -249,7 +249,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """Samples answers to prompts and rewards them; several `ranks` share the work."""
+    """Samples answers to prompts and rewards them, if there are `rewards`; several `ranks` share the work."""
 
     tokenizer: Tokenizer
     rewards: Mapping[str, tuple[float, Reward]]
@@ -279,19 +279,19 @@ class Writer:
         finished = [done.finish_reason == "stop" for done in completions]
         parts = self.ranks.shared(len(repeats), lambda own: self._judged(answers[own.start : own.stop]))
         rewards = [self._total(part, answer) for part, answer in zip(parts, answers, strict=True)]
-        if not np.isfinite(rewards).any():
+        if self.rewards and not np.isfinite(rewards).any():
             raise TrainingError(f"{' and '.join(self.rewards)} judged none of {counted(len(answers), 'answer')}")
         return Written(answers, lengths, finished, rewards, parts, [done.logprobs for done in completions])
 
     def _judged(self, answers: Sequence[Answer]) -> list[Mapping[str, float | None]]:
         """The rewards of every answer by source."""
-        found = [reward(answers) if answers else [] for _, reward in self.rewards.values()]
-        return [dict(zip(self.rewards, values, strict=True)) for values in zip(*found, strict=True)]
+        found = {name: reward(answers) if answers else [] for name, (_, reward) in self.rewards.items()}
+        return [{name: values[number] for name, values in found.items()} for number in range(len(answers))]
 
     def _total(self, part: Mapping[str, float | None], answer: Answer) -> float:
         """The weighted sum of an answer's rewards; without any NaN, or `TrainingError` unless that `may_miss`."""
         weighted = [self.rewards[name][0] * value for name, value in part.items() if value is not None]
-        if not weighted and not self.may_miss:
+        if self.rewards and not weighted and not self.may_miss:
             raise TrainingError(
                 f"{' and '.join(self.rewards)} gave None for {shown([answer], 0)}, which is not a finite number"
             )
