@@ -232,6 +232,7 @@ def test_a_model_comes_near_its_teacher_on_its_own_answers(taught: TrainOutcome)
     train_rows = rows_of(taught.run, "train")
     assert train_rows[-1]["divergence_from_teacher"] == pytest.approx(train_rows[-1]["objective"], rel=1e-5)
     assert "reward" not in train_rows[0]
+    assert "Divergence from the teacher on held-out prompts" in RunDirectory.open(taught.run).report.read_text()
     samples = read_json_lines(taught.run / "samples.jsonl")[0]
     assert len(samples) == 8 * 8 and samples[0].keys() == {"step", "prompt", "text"}
 
@@ -255,18 +256,6 @@ def test_the_score_of_distillation_is_the_divergence_on_sampled_answers(
     assert task.score(model, held_out, "cpu").loss == pytest.approx(total / count, rel=1e-4)
 
 
-def test_distillation_goes_on_bit_for_bit(
-    base: Path, improved: TrainOutcome, taught: TrainOutcome, prompts: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    train(distilled(improved.run, prompts, output, "training.max_steps=3"), fork=base)
-    stored = find_resumable(output)
-    assert stored is not None
-    train(load_config(overrides=["training.max_steps=8"], base=stored.record.requested), resume=True)
-    one, other = (read_all_weights(RunDirectory(place).checkpoint(8)) for place in (taught.run, output))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -285,7 +274,7 @@ def test_settings_that_distillation_cannot_have_are_refused(
 
 def test_a_teacher_with_another_tokenizer_is_refused(base: Path, prompts: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"vocab_size": 300, "d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 64}
-    save_model(tmp_path / "other", build_model(ModelConfig(**sizes)), CharTokenizer(), {})
+    save_model(tmp_path / "other", build_model(ModelConfig(**sizes), seed=1), CharTokenizer(), {})
     with pytest.raises(ConfigError, match=r"tuning.distill.teacher: .*other has another tokenizer, so its prob"):
         train(distilled(tmp_path / "other", prompts, tmp_path / "run"), fork=base)
 

@@ -16,7 +16,7 @@ from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.core.sandbox import IsolationError, Sandbox
 from sheepop.jobs.task.reward_sources import CodeReward, JudgeReward, open_reward, open_rewards
 from sheepop.model import ModelConfig, build_model
-from sheepop.posttrain.config import CodeConfig, GRPOConfig, JudgeConfig
+from sheepop.posttrain.config import CodeConfig, JudgeConfig, TuningConfig
 from sheepop.posttrain.rewards import Answer
 from sheepop.tokenizer import CharTokenizer
 
@@ -137,12 +137,14 @@ def test_a_judge_may_be_a_model_on_this_machine(base: Path, tmp_path: Path, monk
 
 
 def test_only_rewards_that_are_named_may_be_set() -> None:
-    with pytest.raises(ValueError, match="judge has no effect unless reward names judge"):
-        GRPOConfig(reward="check.py", judge=JudgeConfig(by="http://127.0.0.1:1"))
+    with pytest.raises(ValueError, match=r"judge has no effect unless grpo.reward names judge"):
+        TuningConfig(method="grpo", grpo={"reward": "check.py"}, judge={"by": "http://127.0.0.1:1"})
     with pytest.raises(ValueError, match="the reward judge needs judge"):
-        GRPOConfig(reward={"judge": 1.0})
-    with pytest.raises(ValueError, match="code has no effect unless reward names code"):
-        GRPOConfig(code=CodeConfig(seconds=1))
+        TuningConfig(method="ppo", ppo={"reward": {"judge": 1.0}})
+    with pytest.raises(ValueError, match=r"code has no effect unless grpo.reward names code"):
+        TuningConfig(method="grpo", code={"seconds": 1})
+    with pytest.raises(ValueError, match="judge has no effect with method sft"):
+        TuningConfig(method="sft", judge={"by": "runs/judge"})
 
 
 @pytest.fixture
@@ -195,7 +197,9 @@ def test_several_rewards_are_opened_by_the_settings(tested: Callable[..., CodeRe
     with judge_server(by_length) as (url, _, _):
         place = str(tmp_path / "length.py")
         weights = {"code": 1.0, "judge": 0.5, place: 0.25}
-        found = open_rewards(GRPOConfig(reward=weights, judge={"by": url, "model": "m"}), CharTokenizer(), "cpu", 2)
+        given: Any = {"method": "grpo", "grpo": {"reward": weights}, "judge": {"by": url, "model": "m"}}
+        tuning = TuningConfig(**given)
+        found = open_rewards(tuning.grpo, tuning, CharTokenizer(), "cpu", 2)
         assert {name: weight for name, (weight, _) in found.items()} == weights
         assert [reward([program(RIGHT)]) for _, reward in found.values()] == [[1.0], [1.0], [float(len(RIGHT))]]
         for _, reward in found.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -152,13 +152,9 @@ class RolloutConfig(SamplingConfig):
     """Source of rewards: a reward model from `sheepop tune reward`; a Python file with a function
     `reward(prompt, completion, **fields)` that returns a number, or `reward(prompts, completions, **columns)` that
     returns a list of them, where fields and columns are the other keys of the prompts' lines; the URL of a service that
-    gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`; `judge`; or
-    `code`. Several are added with their weights, such as `{check.py: 1.0, judge: 0.5}`; one that gives null to an
-    answer does not count there."""
-    judge: JudgeConfig = Field(default_factory=JudgeConfig)
-    """Settings of the reward `judge`."""
-    code: CodeConfig = Field(default_factory=CodeConfig)
-    """Settings of the reward `code`."""
+    gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`; `judge`, with
+    the settings `tuning.judge`; or `code`, with `tuning.code`. Several are added with their weights, such as
+    `{check.py: 1.0, judge: 0.5}`; one that gives null to an answer does not count there."""
     missing_rewards: Literal["stop", "leave_out"] = "stop"
     """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
     run, or `leave_out` the answer and count it."""
@@ -181,15 +177,6 @@ class RolloutConfig(SamplingConfig):
         if isinstance(self.reward, dict):
             return dict(self.reward)
         return {} if self.reward is None else {self.reward: 1.0}
-
-    @model_validator(mode="after")
-    def _check_rewards(self) -> Self:
-        for name, usual in (("judge", JudgeConfig()), ("code", CodeConfig())):
-            if name not in self.rewards and getattr(self, name) != usual:
-                raise ValueError(f"{name} has no effect unless reward names {name}")
-        if "judge" in self.rewards and self.judge.by is None:
-            raise ValueError("the reward judge needs judge.by, a chat model or the address of a server")
-        return self
 
 
 class PPOConfig(RolloutConfig):
@@ -308,6 +295,10 @@ class TuningConfig(Config):
     """Settings of `sheepop tune ppo`."""
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     """Settings of `sheepop tune grpo`."""
+    judge: JudgeConfig = Field(default_factory=JudgeConfig)
+    """Settings of the reward `judge`."""
+    code: CodeConfig = Field(default_factory=CodeConfig)
+    """Settings of the reward `code`."""
     distill: DistillConfig = Field(default_factory=DistillConfig)
     """Settings of `sheepop tune distill`."""
 
@@ -321,6 +312,12 @@ class TuningConfig(Config):
             if name in _OF_METHODS and self.method not in _OF_METHODS[name]:
                 of = " or ".join(_OF_METHODS[name])
                 raise ValueError(f"{name} has no effect with method {self.method}; it works with {of}")
+        rewards = getattr(self, str(self.method)).rewards if self.method in _OF_METHODS["judge"] else {}
+        for name in ("judge", "code"):
+            if name in given and name not in rewards:
+                raise ValueError(f"{name} has no effect unless {self.method}.reward names {name}")
+        if "judge" in rewards and self.judge.by is None:
+            raise ValueError("the reward judge needs judge.by, a chat model or the address of a server")
         return self
 
 
@@ -332,6 +329,8 @@ _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "dpo": ("dpo",),
     "ppo": ("ppo",),
     "grpo": ("grpo",),
+    "judge": ("ppo", "grpo"),
+    "code": ("ppo", "grpo"),
     "distill": ("distill",),
 }
 """The settings that only some methods read."""

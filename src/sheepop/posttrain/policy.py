@@ -250,7 +250,8 @@ class RewardScores(Scores):
 
     def metrics(self) -> dict[str, float]:
         """The means."""
-        return {name: value for name, value in asdict(self).items() if name != "completions" and value is not None}
+        found = {name: value for name, value in asdict(self).items() if name != "completions" and value is not None}
+        return found if self.reward is not None else {**found, "divergence_from_teacher": self.loss}
 
     def counts(self) -> dict[str, float]:
         """The number of answers."""

@@ -58,6 +58,7 @@ from sheepop.report import (
     scored,
     shown,
     speed_chart,
+    teacher_chart,
     training_curves,
 )
 from sheepop.train import Scores
@@ -76,6 +77,7 @@ _SCORE_LABELS = {
     "calibration_error": "Calibration error",
     "reward": "Reward",
     "divergence": "KL divergence from the model that it began with (nats per token)",
+    "divergence_from_teacher": "Divergence from the teacher (nats per token)",
     "length": "Tokens of an answer",
     "truncated": "Cut off at the length limit",
     "repetition": "Repeated four-grams",
@@ -84,6 +86,7 @@ _SCORE_LABELS = {
 _HEADLINES = {
     "bits_per_byte": "Bits per byte of held-out text",
     "reward": "Reward on held-out prompts",
+    "divergence_from_teacher": "Divergence from the teacher on held-out prompts",
     "accuracy": "Held-out pairs in the right order",
 }
 
@@ -275,6 +278,7 @@ def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
         ),
         (order_chart(rows, is_sampled=is_sampled), "Pairs in the right order", False),
         (divergence_chart(rows), "Divergence from the model that the run began with", True),
+        (teacher_chart(rows, is_sampled=is_sampled), "Divergence from the teacher", True),
         (length_chart(rows, is_sampled=is_sampled), "Length of answers", True),
         (learning_rate_chart(rows), "Learning rate", True),
         (gradient_norm_chart(rows), "Gradient norm before clipping", True),

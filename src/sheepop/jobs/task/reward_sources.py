@@ -19,7 +19,7 @@ from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.evaluate.code import fenced_programs
 from sheepop.evaluate.judge import ask_for_grade, grade_question
 from sheepop.jobs.evaluate import How, open_judge
-from sheepop.posttrain.config import CodeConfig, JudgeConfig, RolloutConfig
+from sheepop.posttrain.config import CodeConfig, JudgeConfig, RolloutConfig, TuningConfig
 from sheepop.posttrain.rewards import Answer, EndpointReward, ModelReward, ProgramReward, Reward, shown
 from sheepop.tokenizer import Tokenizer
 from sheepop.tokenizer.messages import message_text
@@ -137,8 +137,8 @@ def open_reward(
     try:
         reward: Reward
         if place == JUDGE:
-            if judge is None or judge.by is None:
-                raise ConfigError("The reward judge needs judge.by, a chat model or the address of a server.")
+            if judge is None:
+                raise ConfigError("The reward judge needs settings (tuning.judge), which a run of ppo or grpo has.")
             reward = JudgeReward(judge, device, may_fail=may_fail)
         elif place == CODE:
             reward = CodeReward(code or CodeConfig(), may_fail=may_fail)
@@ -157,15 +157,15 @@ def open_reward(
 
 
 def open_rewards(
-    settings: RolloutConfig, tokenizer: Tokenizer, device: str, batch_size: int
+    settings: RolloutConfig, tuning: TuningConfig, tokenizer: Tokenizer, device: str, batch_size: int
 ) -> Mapping[str, tuple[float, Reward]]:
     """Opens all sources of rewards; returns them with their weights, by the names that the settings give them."""
     options: dict[str, Any] = {
         "device": device,
         "batch_size": batch_size,
         "may_fail": settings.missing_rewards == "leave_out",
-        "judge": settings.judge,
-        "code": settings.code,
+        "judge": tuning.judge,
+        "code": tuning.code,
     }
     return {
         place: (weight, open_reward(place, settings.reward_seconds, tokenizer, **options))

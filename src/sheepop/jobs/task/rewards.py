@@ -258,7 +258,8 @@ class PolicyTask(RolloutTask):
     @cached_property
     def rewards(self) -> Mapping[str, tuple[float, Reward]]:
         """The sources of rewards with their weights."""
-        return open_rewards(self.settings, self.tokenizer(), resolve_device(self.config.device), self.evaluation_batch)
+        device = resolve_device(self.config.device)
+        return open_rewards(self.settings, self.config.tuning, self.tokenizer(), device, self.evaluation_batch)
 
     def surrogate(self, **more: Any) -> PolicyObjective:
         """The clipped surrogate, with the method's own fields."""
