@@ -19,7 +19,7 @@ from sheepop.core.random import derive_seed, numpy_generator
 from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.model import Transformer
-from sheepop.posttrain.config import SamplingConfig
+from sheepop.posttrain.config import RolloutConfig, SamplingConfig
 from sheepop.posttrain.encoding import MESSAGES
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
@@ -251,13 +251,15 @@ class RolloutSource(StepSource):
 
     def _check_ceilings(self) -> None:
         """Raises `TrainingError` if the policy exceeds a ceiling."""
+        config = self.config
+        kl_ceiling = config.kl_ceiling if isinstance(config, RolloutConfig) else None
         ceilings = (
-            ("kl_ceiling", "divergence", "nats from the reference in an answer"),
-            ("length_ceiling", "length", "tokens in an answer"),
-            ("repetition_ceiling", "repetition", "of its four-grams repeated"),
+            ("kl_ceiling", kl_ceiling, "divergence", "nats from the reference in an answer"),
+            ("length_ceiling", config.length_ceiling, "length", "tokens in an answer"),
+            ("repetition_ceiling", config.repetition_ceiling, "repetition", "of its four-grams repeated"),
         )
-        for key, metric, words in ceilings:
-            most, found = getattr(self.config, key, None), self._metrics.get(metric)
+        for key, most, metric, words in ceilings:
+            found = self._metrics.get(metric)
             if most is not None and found is not None and found > most:
                 raise TrainingError(
                     f"The policy has {found:.3g} {words}, more than {key} = {most:g}, so training stops. "

@@ -81,10 +81,10 @@ class DistillTask(RolloutTask):
 
     @cached_property
     def _distillation(self) -> Distillation:
-        settings, device = self.settings, resolve_device(self.config.device)
+        settings: DistillConfig = self.settings
         assert settings.teacher is not None
         dtype = working_dtype(self.config.training.precision) or torch.float32
-        teacher = load_model(settings.teacher, device, dtype).model.requires_grad_(False)
+        teacher = load_model(settings.teacher, resolve_device(self.config.device), dtype).model.requires_grad_(False)
         return Distillation(teacher, 1.0, settings.temperature, settings.beta)
 
     @torch.no_grad()

@@ -195,7 +195,7 @@ class RolloutTask(ExampleTask):
 
     def writer(self, ranks: Ranks) -> Writer:
         """Samples answers, without rewards."""
-        settings = self.settings
+        settings: SamplingConfig = self.settings
         return Writer(
             self.tokenizer(), {}, settings.max_new_tokens, settings.temperature, self._end_ids, _TOGETHER, ranks
         )
