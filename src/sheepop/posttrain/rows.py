@@ -222,7 +222,7 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
     tools, known = _tools(found), found.get("completion")
     messages = found.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    if isinstance(last, dict) and last.get("role") == "assistant":
+    if messages and isinstance(last, dict) and last.get("role") == "assistant":
         known, messages = last, messages[:-1]
     if isinstance(known, list) and known:
         known = known[-1]

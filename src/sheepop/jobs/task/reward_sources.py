@@ -1,32 +1,150 @@
-"""Opens sources of rewards by their names; the ready ones are a judge, and tests of code."""
+"""The sources of rewards: a reward model, a Python program of the user, an HTTP service, a judge, or tests of code."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sheepop.checkpoint import load_model
+from sheepop.adapt.scalar_head import REWARD_HEAD
+from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.checkpoint.model_kind import PublishedName
+from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
 from sheepop.core.errors import ConfigError, DataError, TokenizerError, TrainingError, UsageError
+from sheepop.core.facts import counted
+from sheepop.core.http_client import HttpClient
 from sheepop.core.machine import usable_cores
 from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.evaluate.code import fenced_programs
 from sheepop.evaluate.judge import ask_for_grade, grade_question
 from sheepop.jobs.evaluate import How, open_judge
 from sheepop.posttrain.config import CodeConfig, JudgeConfig, RolloutConfig, TuningConfig
-from sheepop.posttrain.rewards import Answer, EndpointReward, ModelReward, ProgramReward, Reward, shown
+from sheepop.posttrain.preference import answer_rewards
+from sheepop.posttrain.rewards import Answer, Reward, checked, shown
 from sheepop.tokenizer import Tokenizer
 from sheepop.tokenizer.messages import message_text
 
 JUDGE, CODE = "judge", "code"
+_CHILD = "sheepop.jobs.task.reward_child"
+_MEMORY_BYTES = 2**31
+_ATTEMPTS = 5
+_EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
 _MOST_KNOWN = 100_000  # grades that a judge is not asked for again
 _SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class ModelReward(Reward):
+    """A reward model with the tokenizer of the policy."""
+
+    model: LoadedModel
+    batch_size: int
+
+    @classmethod
+    def fitting(cls, loaded: LoadedModel, tokenizer: Tokenizer, batch_size: int) -> ModelReward:
+        """Checks a loaded model; raises `ConfigError` if it is no reward model or has another tokenizer."""
+        if not hasattr(loaded.model, REWARD_HEAD):
+            raise ConfigError(f"{loaded.directory} is no reward model. Make one with: sheepop tune reward")
+        if loaded.tokenizer.fingerprint() != tokenizer.fingerprint():
+            raise ConfigError(
+                f"The reward model in {loaded.directory} has another tokenizer than the policy, so it cannot read its "
+                "answers. Train it from the same model."
+            )
+        return cls(loaded, batch_size)
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
+        """The outputs of the scalar head at the last tokens."""
+        rows, loaded = [list(answer.token_ids) for answer in answers], self.model
+        if (longest := max(map(len, rows), default=0)) > (most := loaded.config.max_seq_len):
+            raise TrainingError(
+                f"The reward model reads {most:,} tokens, but an answer with its prompt has {longest:,}."
+            )
+        found = answer_rewards(loaded.model, rows, batch_size=self.batch_size, pad_id=loaded.tokenizer.filler_id)
+        return checked(found.tolist(), answers, str(loaded.directory))
+
+
+class ProgramReward(Reward):
+    """The function ``reward`` of a Python file, run in a separate process with limits.
+
+    Its parameters say what it gets; see `reward_child`. It has `seconds` for each answer, 2 GiB of memory, and no
+    network if Linux allows that. If it `may_fail`, answers for which it fails get None.
+    """
+
+    def __init__(self, path: Path, seconds: float, *, may_fail: bool = False) -> None:
+        self._path, self._seconds, self._may_fail = path, seconds, may_fail
+        self._takes_all: bool | None = None
+        self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=seconds)
+        # Linux ends the process together with the thread that started it, so this object has a thread for it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
+        """The return values of the function."""
+        found: list[Any] = []
+        while True:
+            try:
+                if self._takes_all is None:
+                    (self._takes_all,) = self._thread.submit(self._ask, (), []).result()
+                if len(found) < len(answers):
+                    self._thread.submit(self._ask, answers[len(found) :], found).result()
+                return checked(found, answers, str(self._path))
+            except BoundedProcessError as error:
+                if not (self._may_fail and answers):
+                    raise self._failure(error, answers, len(found)) from None
+                found += [None] * (len(answers) - len(found) if self._takes_all else 1)
+
+    def _ask(self, answers: Sequence[Answer], found: list[Any]) -> list[Any]:
+        request = {"program": str(self._path.resolve()), "answers": [answer.to_dict() for answer in answers]}
+        seconds = self._seconds * len(answers) if answers and self._takes_all else self._seconds
+        with closing(self._process.request(request, seconds)) as replies:
+            found.extend(replies)
+        return found
+
+    def _failure(self, error: BoundedProcessError, answers: Sequence[Answer], number: int) -> TrainingError:
+        where = counted(len(answers), "answer") if self._takes_all else shown(answers, number)
+        problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
+        if isinstance(error, TimeLimitError):
+            each = " each" if self._takes_all else ""
+            problem = f"took more than {self._seconds:g} s{each} for {where}. Fix it, or give it more time."
+        return TrainingError(f"The reward program {self._path} {problem}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._thread.submit(self._process.close).result()
+        self._thread.shutdown()
+
+
+class EndpointReward(Reward):
+    """A service that gets ``{"answers": [...]}`` by POST, with objects of `Answer.to_dict`, and replies
+    ``{"rewards": [...]}``. It has `seconds` for each answer. If it `may_fail`, answers that it cannot judge get None.
+    """
+
+    def __init__(self, url: str, seconds: float, *, may_fail: bool = False) -> None:
+        self._client, self._url, self._seconds = HttpClient(url, expected=_EXPECTED), url, seconds
+        self._may_fail = may_fail
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
+        """The rewards in the reply. A request without answers, which only tests the service, is not repeated."""
+        try:
+            rewards = self._client.request(
+                "",
+                {"answers": [answer.to_dict() for answer in answers]},
+                lambda reply: reply.get("rewards"),
+                timeout=self._seconds * max(1, len(answers)),
+                attempts=_ATTEMPTS if answers else 1,
+            )
+        except DataError as error:
+            if self._may_fail and answers:
+                return [None] * len(answers)
+            raise TrainingError(f"Answers cannot be judged: {error}") from None
+        if not isinstance(rewards, list):
+            raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
+        return checked(rewards, answers, self._url)
 
 
 class JudgeReward(Reward):
