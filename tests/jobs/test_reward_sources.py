@@ -82,7 +82,7 @@ def test_a_reply_without_a_grade_is_requested_again_and_then_as_the_policy_says(
         assert opened(url)([SHORT]) == [pytest.approx(1 / 9)]
         assert asked[1].startswith(asked[0]) and asked[1].endswith("End with a line that is one of [[1]] to [[10]].")
         first += [reply] * 2
-        with pytest.raises(TrainingError, match=rf"The judge {url} gave no grade for the answer 'Three.': '"):
+        with pytest.raises(TrainingError, match=rf"The judge {url} gave no grade for the answer 'Three.', but: '"):
             opened(url)([SHORT])
         first += [reply] * 2
         may_fail = opened(url, may_fail=True)
@@ -94,13 +94,13 @@ def test_a_reply_without_a_grade_is_requested_again_and_then_as_the_policy_says(
     ("reply", "problem", "attempts"),
     [
         ("busy", "answered 503: .* \\(5 attempts\\)", 5),
-        ("refuse", "The judge refuses the question: .* answered 400", 1),
+        ("refuse", "answered 400: .* a shorter one may work", 1),
         ("denied", "answered 401: .* Give a key .* in OPENAI_API_KEY", 1),
     ],
 )
 def test_a_judge_whose_server_fails(waits: list[float], reply: str, problem: str, attempts: int) -> None:
     with judge_server(lambda question: reply) as (url, asked, _):
-        with pytest.raises(TrainingError, match=f"gave no grade for the answer 'Three.': .*{problem}"):
+        with pytest.raises(TrainingError, match=f"gave no grade for the answer 'Three.', but: .*{problem}"):
             opened(url)([SHORT])
         assert (len(asked), waits) == (attempts, [1.0, 2.0, 4.0, 8.0][: attempts - 1])
         assert opened(url, may_fail=True)([SHORT]) == [None]
@@ -129,7 +129,7 @@ def test_a_judge_may_be_a_model_on_this_machine(base: Path, tmp_path: Path, monk
     save_model(tmp_path / "judge", model, CharTokenizer(), {})
     (tmp_path / "judge" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     judge = JudgeConfig(by=str(tmp_path / "judge"))
-    with pytest.raises(TrainingError, match=r"gave no grade for the answer 'Three\.': "):
+    with pytest.raises(TrainingError, match=r"gave no grade for the answer 'Three\.', but: "):
         open_reward("judge", 1, CharTokenizer(), judge=judge, **options)([SHORT])
     lenient = open_reward("judge", 1, CharTokenizer(), judge=judge, may_fail=True, **options)
     assert lenient([SHORT, Answer("x" * 3000, "y", [1])]) == [None, None]

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from itertools import combinations
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, cast
 
-from sheepop.core.errors import DataError, UsageError
+from sheepop.core.errors import DataError, SheepOpError, UsageError
 from sheepop.core.http_client import RefusedError
 from sheepop.evaluate.answers import Message, chat_prompt
 from sheepop.evaluate.questions import read_items
@@ -22,7 +22,6 @@ from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.messages import MessageError, check_last, plain_messages
 
 Letter = Literal["A", "B", "C"]
-T = TypeVar("T")
 
 _VERDICT, _GRADE = re.compile(r"\[\[\s*([ABC])\s*\]\]"), re.compile(r"\[\[\s*([1-9]|10)\s*\]\]")
 _SCORES: dict[Letter, float] = {"A": 1.0, "B": 0.0, "C": 0.5}
@@ -38,11 +37,13 @@ _WANTED = (
     "Give short reasons. Then end with a line that contains only your verdict: [[A]] if answer A is better, [[B]] if "
     "answer B is better, or [[C]] if neither is."
 )
+_AGAIN = "Your last reply had no verdict that could be read. End with a line that is [[A]], [[B]] or [[C]]."
 _GRADING = "Grade an answer to a request by the rubric below."
 _WANTED_GRADE = (
     "Give short reasons. Then end with a line that contains only your grade, from [[1]] for the worst answer to [[10]] "
     "for the best."
 )
+_AGAIN_GRADE = "Your last reply had no grade that could be read. End with a line that is one of [[1]] to [[10]]."
 
 
 class Judge(Protocol):
@@ -65,10 +66,27 @@ class LocalJudge:
 
     def ask(self, messages: Sequence[Message]) -> str:
         """The answer; raises `UsageError` if the context has no room for it."""
-        harmless = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        (found,) = self.ask_all([messages])
+        if isinstance(found, UsageError):
+            raise found
+        return found
+
+    def ask_all(self, conversations: Sequence[Sequence[Message]]) -> list[str | UsageError]:
+        """The answers to conversations, written together; the error in place of one that has no room in the context."""
+        found: dict[int, str | UsageError] = {}
+        prompts: dict[int, list[int]] = {}
         with self._lock:
-            prompt = chat_prompt(self._generator.tokenizer, self._template, harmless)
-            return self._generator.generate([prompt], self._config)[0].text
+            for number, messages in enumerate(conversations):
+                harmless = [{**message, "content": self._harmless(message["content"])} for message in messages]
+                prompt = chat_prompt(self._generator.tokenizer, self._template, harmless)
+                try:
+                    self._generator.require([prompt], self._config)
+                    prompts[number] = prompt
+                except UsageError as error:
+                    found[number] = error
+            answers = self._generator.generate(list(prompts.values()), self._config)
+        found |= {number: answer.text for number, answer in zip(prompts, answers, strict=True)}
+        return [found[number] for number in range(len(conversations))]
 
     def _harmless(self, text: str) -> str:
         for special in self._generator.tokenizer.special_tokens:
@@ -81,22 +99,51 @@ def ask_for_verdict(judge: Judge, question: str) -> tuple[Letter | None, str]:
 
     The verdict is None if neither reply has one, or if the judge refuses the question.
     """
-    return _asked(judge, question, verdict_of, "verdict", "[[A]], [[B]] or [[C]]")
+    try:
+        reply = judge.ask([{"role": "user", "content": question}])
+        if verdict_of(reply) is None:
+            reply = judge.ask([{"role": "user", "content": f"{question}\n\n{_AGAIN}"}])
+    except (UsageError, RefusedError) as error:
+        return None, f"The judge refuses the question: {error}"
+    return verdict_of(reply), reply
 
 
 def verdict_of(reply: str) -> Letter | None:
     """The last verdict of a reply, outside the judge's thoughts; a line with several verdicts counts as none."""
-    return cast(Letter | None, _last(reply, _VERDICT))
+    return cast(Letter | None, _last(_VERDICT, reply))
 
 
-def ask_for_grade(judge: Judge, question: str) -> tuple[int | None, str]:
-    """The judge's grade from 1 to 10 and its reply, as `ask_for_verdict` has a verdict."""
-    return _asked(judge, question, grade_of, "grade", "one of [[1]] to [[10]]")
+def ask_for_grades(judge: Judge, questions: Sequence[str], workers: int) -> list[tuple[int | None, str]]:
+    """The judge's grades from 1 to 10 and its replies; a reply without a grade is requested once more.
+
+    A grade is None if neither reply has one, or with the error in place of the reply if the judge fails. A model on
+    this machine answers all questions together, another judge `workers` at a time.
+    """
+    replies = _replies(judge, questions, workers)
+    unread = [number for number, reply in enumerate(replies) if isinstance(reply, str) and grade_of(reply) is None]
+    again = _replies(judge, [f"{questions[number]}\n\n{_AGAIN_GRADE}" for number in unread], workers)
+    found = dict(enumerate(replies)) | dict(zip(unread, again, strict=True))
+    return [(grade_of(reply) if isinstance(reply, str) else None, str(reply)) for reply in found.values()]
+
+
+def _replies(judge: Judge, questions: Sequence[str], workers: int) -> list[str | SheepOpError]:
+    """What the judge replies to each question, or the error that it raises."""
+    if isinstance(judge, LocalJudge):
+        return [*judge.ask_all([[{"role": "user", "content": question}] for question in questions])]
+
+    def reply(question: str) -> str | SheepOpError:
+        try:
+            return judge.ask([{"role": "user", "content": question}])
+        except (UsageError, DataError) as error:
+            return error
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
+        return list(pool.map(reply, questions))
 
 
 def grade_of(reply: str) -> int | None:
     """The last grade of a reply, as `verdict_of` finds a verdict."""
-    found = _last(reply, _GRADE)
+    found = _last(_GRADE, reply)
     return None if found is None else int(found)
 
 
@@ -107,22 +154,7 @@ def grade_question(rubric: str, request: str, answer: str, reference: str | None
     return "\n\n".join([f"{_GRADING} {MATERIAL.format(mark=mark)}", f"The rubric:\n{rubric}", *parts, _WANTED_GRADE])
 
 
-def _asked(
-    judge: Judge, question: str, read: Callable[[str], T | None], what: str, endings: str
-) -> tuple[T | None, str]:
-    """What `read` finds in the judge's reply, and the reply, which is requested once more if it finds nothing."""
-    again = f"{question}\n\nYour last reply had no {what} that could be read. End with a line that is {endings}."
-    try:
-        for each in (question, again):
-            reply = judge.ask([{"role": "user", "content": each}])
-            if (found := read(reply)) is not None:
-                return found, reply
-    except (UsageError, RefusedError) as error:
-        return None, f"The judge refuses the question: {error}"
-    return None, reply
-
-
-def _last(reply: str, mark: re.Pattern[str]) -> str | None:
+def _last(mark: re.Pattern[str], reply: str) -> str | None:
     """The last mark of a reply outside the judge's thoughts; a line with several different ones counts as none."""
     shown = reply.rpartition("</think>")[2].partition("<think>")[0]
     lines = [set(mark.findall(line)) for line in shown.splitlines()]

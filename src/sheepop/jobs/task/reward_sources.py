@@ -22,7 +22,7 @@ from sheepop.core.http_client import HttpClient
 from sheepop.core.machine import usable_cores
 from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.evaluate.code import fenced_programs
-from sheepop.evaluate.judge import ask_for_grade, grade_question
+from sheepop.evaluate.judge import ask_for_grades, grade_question
 from sheepop.jobs.evaluate import How, open_judge
 from sheepop.posttrain.config import CodeConfig, JudgeConfig, RolloutConfig, TuningConfig
 from sheepop.posttrain.preference import answer_rewards
@@ -36,7 +36,7 @@ _MEMORY_BYTES = 2**31
 _ATTEMPTS = 5
 _EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
 _MOST_KNOWN = 100_000  # grades that a judge is not asked for again
-_SHOWN_CHARACTERS = 200
+_REPLY_CHARACTERS = 300
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,25 +163,22 @@ class JudgeReward(Reward):
         self._judge = self._stack.enter_context(open_judge(config.by, config.model, key, how, config.seconds))
 
     def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
-        """The scaled grades; those of new questions are asked for several at a time."""
+        """The scaled grades."""
         questions = [self._question(answer) for answer in answers]
         new = {each: answer for each, answer in zip(questions, answers, strict=True) if each not in self._known}
-        with ThreadPoolExecutor(self._config.workers, thread_name_prefix="judge") as pool:
-            found = dict(zip(new, pool.map(self._graded, new, new.values()), strict=True))
-        graded = self._known | {each: reward for each, reward in found.items() if reward is not None}
-        self._known = dict(list(graded.items())[-_MOST_KNOWN:])
-        return [graded.get(each) for each in questions]
-
-    def _graded(self, question: str, answer: Answer) -> float | None:
-        try:
-            grade, reply = ask_for_grade(self._judge, question)
-        except DataError as error:
-            grade, reply = None, str(error)
-        if grade is None and not self._may_fail:
-            raise TrainingError(
-                f"The judge {self._config.by} gave no grade for {shown([answer], 0)}: {reply[:_SHOWN_CHARACTERS]!r}"
-            )
-        return None if grade is None else (grade - 1) / 9
+        rewards = dict(self._known)
+        for question, (grade, reply) in zip(
+            new, ask_for_grades(self._judge, list(new), self._config.workers), strict=True
+        ):
+            if grade is not None:
+                rewards[question] = (grade - 1) / 9
+            elif not self._may_fail:
+                raise TrainingError(
+                    f"The judge {self._config.by} gave no grade for {shown([new[question]], 0)}, but: "
+                    f"{reply[:_REPLY_CHARACTERS]!r}"
+                )
+        self._known = dict(list(rewards.items())[-_MOST_KNOWN:])
+        return [rewards.get(question) for question in questions]
 
     def _question(self, answer: Answer) -> str:
         messages, reference = answer.messages or (), answer.fields.get("reference")
