@@ -6,6 +6,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -107,11 +108,8 @@ def test_a_program_gets_all_answers_at_once_with_the_columns_of_their_lines(open
         ("import time; time.sleep(60)", r"took more than 0.5 s each for 2 answers\. Fix it, or give it more time"),
     ],
 )
-@pytest.mark.parametrize("signature", ["prompts, answers, **columns", "completions, **columns"])
-def test_a_program_that_does_wrong_with_all_answers_is_named(
-    opened: Any, signature: str, body: str, problem: str
-) -> None:
-    reward = opened(f"def reward({signature}):\n    {body}\n", seconds=0.5)
+def test_a_program_that_does_wrong_with_all_answers_is_named(opened: Any, body: str, problem: str) -> None:
+    reward = opened(f"def reward(completions, **columns):\n    {body}\n", seconds=0.5)
     with pytest.raises(TrainingError, match=problem):
         reward(ANSWERS)
 
@@ -229,10 +227,12 @@ class Service(BaseHTTPRequestHandler):
 
     reply: bytes | None = None
     failures = 0
+    seconds = 0.0
     asked: dict[str, Any]
 
     def do_POST(self) -> None:
         asked = type(self).asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(self.seconds)
         found = json.dumps({"rewards": [len(answer["completion"]) for answer in asked["answers"]]}).encode()
         self.send_response(503 if self.failures else 200)
         type(self).failures = max(0, self.failures - 1)
@@ -299,6 +299,17 @@ def test_a_service_that_is_busy_is_asked_again_and_named_when_it_stays_so(
     service[0].failures = 99
     with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge answered 503: .* \(5 attempts\)"):
         reward(ANSWERS)
+
+
+def test_a_service_that_hangs_is_given_up_after_its_time(
+    opened: Any, service: tuple[type[Service], str], waits: list[float]
+) -> None:
+    strict, lenient = opened(service[1], seconds=0.05), opened(service[1], seconds=0.05, may_fail=True)
+    service[0].seconds = 0.4
+    with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge does not answer in time"):
+        strict(ANSWERS)
+    assert len(waits) == 4
+    assert lenient(ANSWERS) == [None, None]
 
 
 def test_a_service_that_is_busy_before_a_run_begins_is_refused_at_once(
