@@ -23,8 +23,14 @@ def batch_of_rows(ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Batch:
     return Batch(ids, labels, positions, np.zeros_like(ids), False)
 
 
-def network(seed: int, width: int) -> Any:
-    sizes: dict[str, Any] = {"vocab_size": 23, "d_model": width, "num_layers": 1, "num_heads": 2, "max_seq_len": 16}
+def network(seed: int, width: int, vocabulary: int = 23) -> Any:
+    sizes: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "num_layers": 1,
+        "num_heads": 2,
+        "max_seq_len": 16,
+    }
     return build_model(ModelConfig(**sizes, dropout=0.0), seed=seed, device="cpu").eval()
 
 
@@ -41,14 +47,14 @@ def divergence(p: list[float], q: list[float], beta: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("weight", "temperature", "beta"),
-    [(0.3, 1.0, 0.0), (1.0, 2.5, 0.0), (1.0, 1.0, 1.0), (1.0, 0.7, 0.5), (0.6, 1.0, 0.1)],
+    ("weight", "temperature", "beta", "vocabulary"),
+    [(0.3, 1.0, 0.0, 23), (1.0, 2.5, 0.0, 23), (1.0, 1.0, 1.0, 23), (1.0, 0.7, 0.5, 24), (0.6, 1.0, 0.1, 32)],
 )
 def test_the_loss_is_that_of_a_loop(
-    monkeypatch: pytest.MonkeyPatch, weight: float, temperature: float, beta: float
+    monkeypatch: pytest.MonkeyPatch, weight: float, temperature: float, beta: float, vocabulary: int
 ) -> None:
     monkeypatch.setattr(supervised, "_LOGITS", 23 * 4)  # four tokens at a time
-    student, teacher = network(1, 16), network(2, 24).requires_grad_(False)
+    student, teacher = network(1, 16), network(2, 24, vocabulary).requires_grad_(False)
     draw = np.random.default_rng(0)
     ids, labels = draw.integers(0, 23, (3, 9)), draw.integers(0, 23, (3, 9))
     labels[draw.random((3, 9)) < 0.4] = IGNORE_INDEX
@@ -56,7 +62,7 @@ def test_the_loss_is_that_of_a_loop(
     with torch.no_grad():
         ours, theirs = (model(torch.from_numpy(ids)).double() for model in (student, teacher))
     for b, t in zip(*np.nonzero(labels != IGNORE_INDEX), strict=True):
-        p, q = ((logits[b, t] / temperature).softmax(-1).tolist() for logits in (theirs, ours))
+        p, q = ((logits[b, t, :23] / temperature).softmax(-1).tolist() for logits in (theirs, ours))
         ce = -float(ours[b, t].log_softmax(-1)[labels[b, t]])
         cross_entropy += ce
         expected += (1 - weight) * ce + weight * temperature**2 * divergence(p, q, beta)

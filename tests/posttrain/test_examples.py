@@ -51,7 +51,7 @@ def test_a_prompt_keeps_its_messages_for_rewards(build: Build, lines: Callable[.
     path = lines([{"prompt": asked, "answer": 2}, {"prompt": "two?", "answer": 2}])
     one, other = questions_of(build(path, wanted=Prompt).train, [0, 1])
     assert (one.messages, one.fields) == (asked, {"answer": 2})
-    assert (other.messages, other.fields) == (None, {"answer": 2})
+    assert (other.messages, other.fields) == ((), {"answer": 2})
 
 
 def split_of(examples: list[list[bool]]) -> ExampleSplit:

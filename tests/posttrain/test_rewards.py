@@ -17,7 +17,7 @@ import pytest
 
 from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.jobs.task.reward_sources import open_reward
-from sheepop.posttrain.rewards import Answer, Reward, Writer, Written
+from sheepop.posttrain.rewards import Answer, Question, Reward, Writer, Written
 from sheepop.tokenizer import Tokenizer
 
 ANSWERS = [
@@ -115,7 +115,8 @@ def test_a_program_that_does_wrong_with_all_answers_is_named(opened: Any, body: 
 
 
 ASKED = [{"role": "user", "content": "one plus two"}]
-CHAT = Answer("<user>one plus two<model>", " three", [1, 2], {"answer": "three"}, ASKED)
+SAID = [{"role": "assistant", "content": " three"}]
+CHAT = Answer("<user>one plus two<model>", " three", [1, 2], {"answer": "three"}, ASKED, SAID)
 SEEN = """
 def reward({parameters}):
     import json
@@ -129,9 +130,9 @@ def reward({parameters}):
         (
             "prompts, completions, answer, **columns",
             "[prompts, completions, answer]",
-            [[ASKED, "two"], [[{"role": "assistant", "content": " three"}], " x"], ["three", "y"]],
+            [[ASKED, "two"], [SAID, " x"], ["three", "y"]],
         ),
-        ("completions, **columns", "completions", [[{"role": "assistant", "content": " three"}], " x"]),
+        ("completions, **columns", "completions", [SAID, " x"]),
         ("prompts, answers, **columns", "[prompts, answers]", [["<user>one plus two<model>", "two"], [" three", " x"]]),
         ("completions, answers, **columns", "[answers, columns]", [[" three", " x"], {"answer": ["three", "y"]}]),
     ],
@@ -141,6 +142,13 @@ def test_what_a_program_gets_is_said_by_its_parameters(opened: Any, parameters: 
     with pytest.raises(TrainingError) as found:
         reward([CHAT, Answer("two", " x", [1], {"answer": "y"})])
     assert json.loads(str(found.value).partition("ValueError: ")[2]) == expected
+
+
+def test_an_answer_to_a_conversation_has_its_messages_and_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answer = Question([1, 2], {"answer": "three"}, ASKED, tools).answer("<user>one", " three", [3])
+    assert answer == Answer("<user>one", " three", [1, 2, 3], {"answer": "three", "tools": tools}, ASKED, SAID)
+    assert Question([1], {}).answer("one", " x", [3]) == Answer("one", " x", [1, 3])
 
 
 def test_a_key_of_a_line_with_the_name_of_another_argument_is_named(opened: Any) -> None:
@@ -266,7 +274,7 @@ def test_a_service_is_asked_over_http(opened: Any, service: tuple[type[Service],
     assert opened(service[1])([*ANSWERS, CHAT]) == [6.0, 400.0, 6.0]
     plain, _, chat = service[0].asked["answers"]
     assert plain == {"prompt": "one plus two", "completion": " three", "fields": {"answer": "three"}}
-    assert chat["messages"] == {"prompt": ASKED, "completion": [{"role": "assistant", "content": " three"}]}
+    assert chat["messages"] == {"prompt": ASKED, "completion": SAID}
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def best_of(
 
 def _question(encoder: ExampleEncoder, row: Prompt) -> Question:
     try:
-        messages = None if isinstance(row.prompt, str) else row.prompt
-        return Question(encoder.prompt(row.prompt, row.tools).ids, row.fields, messages)
+        (group,) = encoder(row)
+        return Question.of(group.examples[0].ids, group.fields or {})
     except RowError as error:
         raise DataError(f"{row.place}: {error}") from None
 

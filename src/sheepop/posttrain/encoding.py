@@ -19,8 +19,6 @@ from sheepop.tokenizer.spelled import SpelledTokens
 
 # Texts to put before another, so that a tokenizer adds its leading space there; the first that shares no token is used.
 _ANCHORS = (".", "\n", "0", "(")
-# No other key of a prompt's line has this name.
-MESSAGES = "messages"
 Encode = Callable[[str], list[int]]
 _LEARNT, _GIVEN = ("bold green", "bold green underline"), ("dim", "dim underline")
 
@@ -45,7 +43,7 @@ class Group:
     """An example, or the chosen and the rejected one of a pair.
 
     `value` is the margin of a pair, and 1 or -1 for a desirable or undesirable answer. `fields` are the other keys of a
-    prompt's line, and under `MESSAGES` the prompt if it is a conversation.
+    prompt's line; those of a conversation have its ``messages`` and ``tools``, too.
     """
 
     examples: tuple[Example, ...]
@@ -112,8 +110,8 @@ class ExampleEncoder:
         if isinstance(row, Supervised):
             return tuple(Group((example,)) for example in self.supervised(row))
         if isinstance(row, Prompt):
-            asked = {} if isinstance(row.prompt, str) else {MESSAGES: row.prompt}
-            return (Group((self.prompt(row.prompt, row.tools),), fields={**row.fields, **asked}),)
+            said = {} if isinstance(row.prompt, str) else {"messages": list(map(_seen, row.prompt)), "tools": row.tools}
+            return (Group((self.prompt(row.prompt, row.tools),), fields={**row.fields, **said}),)
         if isinstance(row, Judged):
             answer = self.answer(row.prompt, row.answer, row.tools)
             return (Group((answer,), 1.0 if row.is_desirable else -1.0),)

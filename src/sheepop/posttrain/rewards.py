@@ -26,22 +26,20 @@ _SHOWN_CHARACTERS = 80
 class Answer:
     """A completion of a prompt, with the other keys of the prompt's line; `token_ids` are of prompt and completion.
 
-    `messages` are those of the prompt if it is a conversation, and None for plain text; `prompt` is the rendered text.
+    If the prompt is a conversation, `prompt` is its rendered text, and `asked` and `said` are the messages of both.
     """
 
     prompt: str
     completion: str
     token_ids: Sequence[int]
     fields: Mapping[str, Any] = field(default_factory=dict)
-    messages: Sequence[Message] | None = None
+    asked: Sequence[Message] = ()
+    said: Sequence[Message] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that a program or a service gets."""
-        found = {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields)}
-        if self.messages is None:
-            return found
-        said = {"role": "assistant", "content": self.completion}
-        return {**found, "messages": {"prompt": list(self.messages), "completion": [said]}}
+        messages = {"messages": {"prompt": list(self.asked), "completion": list(self.said)}} if self.asked else {}
+        return {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields), **messages}
 
 
 class Reward(Protocol):
@@ -120,11 +118,24 @@ class Written:
 
 @dataclass(frozen=True)
 class Question:
-    """A tokenised prompt, with the other keys of its line, and its `messages` if it is a conversation."""
+    """A tokenised prompt, with the other keys of its line; a conversation has its messages and tools, too."""
 
     token_ids: list[int]
     fields: Mapping[str, Any]
-    messages: Sequence[Message] | None = None
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, token_ids: list[int], fields: Mapping[str, Any]) -> Question:
+        """A prompt with these tokens and the fields of its `Group`."""
+        given = {name: fields[name] for name in ("messages", "tools") if name in fields}
+        return cls(token_ids, {name: value for name, value in fields.items() if name not in given}, **given)
+
+    def answer(self, prompt: str, text: str, token_ids: Sequence[int]) -> Answer:
+        """An answer with this text and its tokens; the tools are one more key of the line."""
+        fields = {**self.fields, "tools": list(self.tools)} if self.tools else self.fields
+        said = [{"role": "assistant", "content": text}] if self.messages else ()
+        return Answer(prompt, text, [*self.token_ids, *token_ids], fields, self.messages, said)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +163,7 @@ class Writer:
         completions = generator.generate([question.token_ids for question in questions], configs)
         repeats = [question for question in questions for _ in range(count)]
         answers = [
-            Answer(done.prompt, done.text, [*question.token_ids, *done.token_ids], question.fields, question.messages)
+            question.answer(done.prompt, done.text, done.token_ids)
             for question, done in zip(repeats, completions, strict=True)
         ]
         lengths = [len(question.token_ids) for question in repeats]

@@ -20,7 +20,6 @@ from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig, SamplingConfig
-from sheepop.posttrain.encoding import MESSAGES
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
     ADVANTAGES,
@@ -154,7 +153,7 @@ class RolloutSource(StepSource):
         with self.placement.evaluating():
             written, found = self._written(rollout)
         self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
-        self._batch, self._rows = padded_answers(written, self.pad_id), written.rows()
+        self._batch, self._rows = padded(written, self.pad_id), written.rows()
         self._held = rollout
         if not len(written):
             return
@@ -267,8 +266,8 @@ class RolloutSource(StepSource):
                 )
 
 
-def padded_answers(written: Written, pad_id: int) -> AnswerBatch:
-    """Sampled answers after their prompts as a batch, whose labels are the sampled tokens."""
+def padded(written: Written, pad_id: int) -> AnswerBatch:
+    """The answers as rows, with the tokens that the policy has sampled as labels."""
     lengths = np.array([len(answer.token_ids) for answer in written.answers], dtype=np.int64)
     shape = (len(written), int(lengths.max(initial=1)))
     ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
@@ -280,10 +279,7 @@ def padded_answers(written: Written, pad_id: int) -> AnswerBatch:
 
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:
     """The prompts of a split with these numbers."""
-    fields = [dict(split.fields[number]) for number in numbers]
-    messages = [each.pop(MESSAGES, None) for each in fields]
-    ids = [split.example(number).ids.tolist() for number in numbers]
-    return [Question(*each) for each in zip(ids, fields, messages, strict=True)]
+    return [Question.of(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

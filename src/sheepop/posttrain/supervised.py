@@ -87,7 +87,8 @@ class Distillation(Objective):
     """``(1 - w) CE + w T^2 D(teacher, model)`` at every learnt token (Hinton et al. 2015, section 2).
 
     w is the `weight` of the teacher, D the `generalised_divergence` with `beta`, whose distributions have the
-    temperature T. The teacher has the same tokenizer and gets no gradient.
+    temperature T. The teacher has the same tokenizer and gets no gradient; logits that only one of the models has are
+    of no token and do not count in D.
     """
 
     teacher: Transformer
@@ -123,8 +124,8 @@ class Distillation(Objective):
             logits = head(hidden.to(head.weight.dtype)).float()
             with torch.no_grad():
                 theirs = self.teacher.lm_head(taught).float()
-            expected = F.log_softmax(theirs / self.temperature, -1)
-            found = F.log_softmax(logits / self.temperature, -1)
+            size = min(logits.shape[-1], theirs.shape[-1])
+            expected, found = (F.log_softmax(each[:, :size] / self.temperature, -1) for each in (theirs, logits))
             divergence = generalised_divergence(expected, found, self.beta)
             return F.cross_entropy(logits, labels, reduction="sum"), divergence
 

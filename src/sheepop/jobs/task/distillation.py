@@ -21,7 +21,7 @@ from sheepop.posttrain.config import DistillConfig
 from sheepop.posttrain.policy import RewardScores
 from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.rewards import Written
-from sheepop.posttrain.rollouts import padded_answers
+from sheepop.posttrain.rollouts import padded
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.supervised import Distillation
 from sheepop.train import Scores
@@ -100,7 +100,7 @@ class DistillTask(RolloutTask):
     ) -> Scores:
         """The mean divergence from the teacher, in nats per token, on answers to held-out prompts."""
         found = self.held_out_answers(model, held_out, max_tokens, on_batch, ranks)
-        batch, size = padded_answers(found, self.tokenizer().filler_id), self.evaluation_batch
+        batch, size = padded(found, self.tokenizer().filler_id), self.evaluation_batch
         total = torch.zeros(1, dtype=torch.float64)
         for start in range(ranks.rank * size, len(found), ranks.size * size):
             rows = TensorBatch.from_numpy(batch.rows(slice(start, start + size)), device)

@@ -181,9 +181,9 @@ class JudgeReward(Reward):
         return [rewards.get(question) for question in questions]
 
     def _question(self, answer: Answer) -> str:
-        messages, reference = answer.messages or (), answer.fields.get("reference")
-        said = [f"{message['role']}:\n{message_text(message)}" for message in messages]
-        request = message_text(messages[0]) if len(messages) == 1 else "\n\n".join(said) or answer.prompt
+        asked, reference = answer.asked, answer.fields.get("reference")
+        said = [f"{message['role']}:\n{message_text(message)}" for message in asked]
+        request = message_text(asked[0]) if len(asked) == 1 else "\n\n".join(said) or answer.prompt
         if reference is not None and not isinstance(reference, str):
             reference = str(reference)
         return grade_question(self._config.rubric, request, answer.completion, reference)
