@@ -274,7 +274,7 @@ def test_settings_that_distillation_cannot_have_are_refused(
 
 def test_a_teacher_with_another_tokenizer_is_refused(base: Path, prompts: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"vocab_size": 300, "d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 64}
-    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=300), ["number of letters"] * 9, console=Console.silent())
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=270), ["number of letters"] * 9, console=Console.silent())
     save_model(tmp_path / "other", build_model(ModelConfig(**sizes), seed=1), tokenizer, {})
     with pytest.raises(ConfigError, match=r"tuning.distill.teacher: .*other has another tokenizer, so its prob"):
         train(distilled(tmp_path / "other", prompts, tmp_path / "run"), fork=base)
