@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 
+def prefers_the_first(question: str) -> str:
+    """Says that the answer shown first is better."""
+    return "The first one says more.\n[[A]]"
+
+
 @contextmanager
-def judge_server() -> Iterator[tuple[str, list[str], list[str]]]:
-    """A server that says that the answer shown first is better; what it was asked, and replies to give before that."""
+def judge_server(opinion: Callable[[str], str] = prefers_the_first) -> Iterator[tuple[str, list[str], list[str]]]:
+    """A server with an opinion; what it was asked, and replies to give before that."""
     asked: list[str] = []
     first: list[str] = []
 
@@ -19,8 +24,8 @@ def judge_server() -> Iterator[tuple[str, list[str], list[str]]]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(body["messages"][0]["content"])
-            said = first.pop(0) if first else "The first one says more.\n[[A]]"
-            status = {"refuse": 400, "denied": 401}.get(said, 200)
+            said = first.pop(0) if first else opinion(asked[-1])
+            status = {"refuse": 400, "denied": 401, "busy": 503}.get(said, 200)
             reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(reply)))

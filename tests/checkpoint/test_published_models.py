@@ -29,9 +29,10 @@ from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, SheepOpError, StorageError, UsageError
 from sheepop.jobs.generate import load_adapted
 from sheepop.jobs.models import list_models, pull_model, remove_models
+from sheepop.jobs.task.reward_sources import open_reward
 from sheepop.jobs.tokenizer import encode_text, find_tokenizer
 from sheepop.model import ModelConfig, build_model
-from sheepop.posttrain.rewards import Answer, open_reward
+from sheepop.posttrain.rewards import Answer
 from sheepop.tokenizer import CharTokenizer, load_tokenizer
 
 from ..command_line import Launcher

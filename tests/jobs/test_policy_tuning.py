@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import string
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,18 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.weight_files import read_all_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TrainingError
 from sheepop.core.json_lines import read_json_lines
 from sheepop.jobs.best_of import best_of
 from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.open import find_resumable, task_of
+from sheepop.jobs.run.record import view_run_config
 from sheepop.jobs.run.train import TrainOutcome
+from sheepop.jobs.task.distillation import DistillTask
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.rewards import PolicyTask
+from sheepop.model import ModelConfig, build_model
+from sheepop.parallel.ranks import ALONE
 from sheepop.posttrain.policy import RewardScores
+from sheepop.tokenizer import TokenizerConfig, train_tokenizer
 
 from ..running import train
 
@@ -108,6 +114,20 @@ def test_grpo_raises_the_reward(improved: TrainOutcome) -> None:
     assert "Reward on held-out prompts" in page and "on prompts to learn from" in page
 
 
+def test_answers_are_logged_with_their_rewards_and_advantages(improved: TrainOutcome, judge: Path) -> None:
+    run = RunDirectory.open(improved.run)
+    rows = [row for row in read_json_lines(run.samples_file)[0] if "rewards" in row]
+    assert [row["step"] for row in rows] == [step for step in range(1, 17) for _ in range(8)]
+    means = [row["reward"] for row in rows_of(improved.run, "train")]
+    for row in rows:
+        worth = sum(letter in string.ascii_lowercase for letter in row["text"]) / max(1, len(row["text"]))
+        assert row["reward"] == row["rewards"][str(judge)] == pytest.approx(worth)
+        assert row["prompt"].startswith("number ") and math.isfinite(row["advantage"])
+    above = [row for row in rows if row["reward"] > means[row["step"] - 1]]
+    assert sum(row["advantage"] > 0 for row in above) > 0.7 * len(above)
+    assert f"step 16, reward {rows[-1]['reward']:.4g}, advantage {rows[-1]['advantage']:.4g}" in run.report.read_text()
+
+
 @pytest.mark.parametrize("method", ["ppo", "grpo"])
 def test_the_first_ratio_of_a_rollout_is_one(
     base: Path, prompts: Path, judge: Path, tmp_path: Path, method: str
@@ -151,6 +171,7 @@ def test_a_run_that_was_stopped_in_a_rollout_goes_on_bit_for_bit(
     for name in (*files, "state/source.safetensors"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert rows_of(whole, "train") == rows_of(output, "train")
+    assert (whole / "samples.jsonl").read_bytes() == (output / "samples.jsonl").read_bytes()
 
 
 def test_a_run_that_was_stored_before_keys_were_renamed_goes_on(
@@ -190,6 +211,73 @@ def test_another_model_may_be_the_reference(
     assert first("the-same", f"tuning.reference={base}") == own
     assert own["divergence"] == pytest.approx(0, abs=1e-4)
     assert first("other", f"tuning.reference={improved.run}", "tuning.lora.rank=2")["divergence"] > 0.1
+
+
+@pytest.fixture(scope="module")
+def taught(base: Path, improved: TrainOutcome, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainOutcome:
+    """The base model after it has learnt from the improved one, on answers of its own."""
+    return train(distilled(improved.run, prompts, tmp_path_factory.mktemp("distill") / "run"), fork=base)
+
+
+def distilled(teacher: Path, prompts: Path, output: Path, *overrides: str) -> SheepOpConfig:
+    places = ("tuning.method=distill", f"tuning.distill.teacher={teacher}", f"data.paths={prompts}")
+    own = ("tuning.distill.max_new_tokens=6", "tuning.distill.beta=1", f"output_dir={output}")
+    return load_config(overrides=(*SETTINGS, *places, *own, *overrides))
+
+
+def test_a_model_comes_near_its_teacher_on_its_own_answers(taught: TrainOutcome) -> None:
+    assert isinstance(taught.scores, RewardScores) and taught.scores.reward is None
+    validations = [row["loss"] for row in rows_of(taught.run, "validation")]
+    assert validations[-1] < 0.5 * validations[0]
+    train_rows = rows_of(taught.run, "train")
+    assert train_rows[-1]["divergence_from_teacher"] == pytest.approx(train_rows[-1]["objective"], rel=1e-5)
+    assert "reward" not in train_rows[0]
+    assert "Divergence from the teacher on held-out prompts" in RunDirectory.open(taught.run).report.read_text()
+    samples = read_json_lines(taught.run / "samples.jsonl")[0]
+    assert len(samples) == 8 * 8 and samples[0].keys() == {"step", "prompt", "text"}
+
+
+def test_the_score_of_distillation_is_the_divergence_on_sampled_answers(
+    taught: TrainOutcome, improved: TrainOutcome
+) -> None:
+    """KL(model, teacher) on answers to held-out prompts, token by token in float64."""
+    task = task_of(view_run_config(RunDirectory.open(taught.run)), RunDirectory.open(taught.run), Console.silent())
+    assert isinstance(task, DistillTask)
+    model, teacher = (load_model(place).model for place in (taught.run, improved.run))
+    held_out = task.held_out()
+    assert held_out is not None
+    written, total, count = task.held_out_answers(model, held_out, None, None, ALONE), 0.0, 0
+    for answer, prompt in zip(written.answers, written.prompt_lengths, strict=True):
+        ids = torch.tensor([answer.token_ids])
+        with torch.no_grad():
+            q, p = (each(ids)[0, prompt - 1 : -1].double().log_softmax(-1) for each in (model, teacher))
+        total += float((q.exp() * (q - p)).sum())
+        count += len(q)
+    assert task.score(model, held_out, "cpu").loss == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["tuning.distill.teacher=null"], "There is no teacher. Give one with the same tokenizer"),
+        (["tuning.grpo.group_size=4"], "grpo has no effect with method distill"),
+        (["tuning.reference=runs/x"], "reference has no effect with method distill"),
+        (["tuning.distill.max_new_tokens=64"], "max_new_tokens = 64 leaves no room for a prompt"),
+    ],
+)
+def test_settings_that_distillation_cannot_have_are_refused(
+    base: Path, prompts: Path, tmp_path: Path, overrides: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        train(distilled(base, prompts, tmp_path / "run", *overrides), fork=base)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(base: Path, prompts: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 300, "d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 64}
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=270), ["number of letters"] * 9, console=Console.silent())
+    save_model(tmp_path / "other", build_model(ModelConfig(**sizes), seed=1), tokenizer, {})
+    with pytest.raises(ConfigError, match=r"tuning.distill.teacher: .*other has another tokenizer, so its prob"):
+        train(distilled(tmp_path / "other", prompts, tmp_path / "run"), fork=base)
 
 
 def test_the_reference_stays_as_it_is(base: Path, prompts: Path, judge: Path, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 import sheepop
-from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.model import build_model
 
 from ..command_line import COMMAND, Ended, Started
 from ..faults.conftest import DISTURBED
@@ -35,7 +36,8 @@ def require_same_course(one: Path, other: Path) -> None:
         (row["step"], row["split"], row.get("batch_hash")) for row in second
     ]
     for a, b in zip(first, second, strict=True):
-        for key in {"loss", "grad_norm", "accuracy", "tokens"} & a.keys():
+        compared = {"loss", "grad_norm", "margin", "reward", "length", "divergence", "value_loss", "objective"}
+        for key in compared & a.keys():
             assert b[key] == pytest.approx(a[key], rel=2e-4), (a["step"], key)
     ours, theirs = (read_all_weights(last_checkpoint(run)) for run in (one, other))
     assert ours.keys() == theirs.keys()
@@ -207,6 +209,7 @@ _METHODS = {
         *_POLICY,
     ],
     "ppo": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.ppo.value_model=separate", *_POLICY],
+    "distill": ["tuning.distill.max_new_tokens=5", *_POLICY],
     "ppo with lora": ["tuning.ppo.max_new_tokens=5", "tuning.ppo.minibatches=2", "tuning.lora={}", *_POLICY],
 }
 _TENSOR, _CONTEXT, _PIPELINE, _PIECES = (
@@ -224,8 +227,16 @@ _TUNED_TOO = [
     *(("reward", layout) for layout in (_PIECES, _TENSOR, _PIPELINE)),
     ("grpo", _TENSOR),
     ("ppo", _PIECES),
+    *(("distill", layout) for layout in (_PIECES, _TENSOR)),
     *(("ppo with lora", layout) for layout in (_PIECES, _TENSOR)),
 ]
+
+
+def other_model(like: Path, place: Path) -> Path:
+    """A model with the same tokenizer and other weights."""
+    loaded = load_model(like)
+    save_model(place / "teacher", build_model(loaded.config, seed=9), loaded.tokenizer, {})
+    return place / "teacher"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +245,7 @@ _TUNED_TOO = [
 def test_two_ranks_tune_as_one_process_does(
     together: Together, alone: Path, tmp_path: Path, name: str, layout: str
 ) -> None:
-    method = next(word for word in ("sft", "dpo", "reward", "grpo", "ppo") if word in name)
+    method = next(word for word in ("sft", "dpo", "reward", "grpo", "ppo", "distill") if word in name)
     examples: list[dict[str, Any]] = []
     for number in range(40):
         asked, answer = {"role": "user", "content": "Sheep"}, {"role": "assistant", "content": f"{number}"}
@@ -245,6 +256,7 @@ def test_two_ranks_tune_as_one_process_does(
     judge.write_text("def reward(prompt, completion, **fields):\n    return completion.count('e') / 5\n")
     settings = [f"tuning.method={method}", *_METHODS[name]]
     settings += [f"tuning.{method}.reward={judge}"] if method in ("ppo", "grpo") else []
+    settings += [f"tuning.distill.teacher={other_model(alone, tmp_path)}"] if method == "distill" else []
     more = [*settings, "training.max_steps=4", "training.eval_interval=2", "training.global_batch_size=8"]
     common = ["train", "--fork", str(alone), "--data", str(data), "--device", "cpu", "--quiet", *more]
     common += ["training.precision=fp32", "training.log_interval=1", "data.validation_fraction=0.2"]
@@ -255,7 +267,16 @@ def test_two_ranks_tune_as_one_process_does(
     assert [end.code for end in ends] == [0, 0], ends
     for a, b in zip(rows(one), rows(two), strict=True):
         assert (a["step"], a["split"]) == (b["step"], b["split"])
-        for key in {"loss", "grad_norm", "margin", "reward", "length", "divergence", "value_loss"} & a.keys():
+        for key in {
+            "loss",
+            "grad_norm",
+            "margin",
+            "reward",
+            "length",
+            "divergence",
+            "value_loss",
+            "objective",
+        } & a.keys():
             assert b[key] == pytest.approx(a[key], rel=2e-4, abs=1e-6), (a["step"], key)
     assert load_model(two).provenance["step"] == load_model(one).provenance["step"]
 

@@ -280,6 +280,8 @@ def test_ranks_that_split_layers_or_rows_learn_from_examples_pairs_and_rewards(t
         ),
         ({"method": "sft", "lora": {"dropout": 0.1}}, {"tensor": 2}, r"tuning\.lora\.dropout draws numbers"),
         ({"method": "sft", "teacher": {"model": "m"}}, {"context": 2}, r"teacher reads whole rows"),
+        ({"method": "distill", "distill": {"teacher": "m"}}, {"context": 2}, r"teacher reads whole rows"),
+        ({"method": "distill", "distill": {"teacher": "m"}}, {"pipeline": 2}, r"answers are sampled during training"),
     ],
 )
 def test_what_these_ranks_cannot_share_is_refused_in_words(

@@ -19,6 +19,8 @@ from sheepop.model import ModelConfig, build_model
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import PackedExamples, PaddedExamples, best_fit
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore, build_examples
+from sheepop.posttrain.rollouts import questions_of
+from sheepop.posttrain.rows import Prompt
 from sheepop.posttrain.supervised import NoisyEmbeddings
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.train import TrainingConfig
@@ -45,6 +47,14 @@ def build(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> Iterator[Build]:
             return build_examples([path], tmp_path / name, encoder, console=Console.silent(), **given)
 
         yield make
+
+
+def test_a_prompt_keeps_its_messages_for_rewards(build: Build, lines: Callable[..., Path]) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two?"}]
+    path = lines([{"prompt": asked, "answer": 2}, {"prompt": "two?", "answer": 2}])
+    one, other = questions_of(build(path, wanted=Prompt).train, [0, 1])
+    assert (one.messages, one.fields) == (asked, {"answer": 2})
+    assert (other.messages, other.fields) == ((), {"answer": 2})
 
 
 def split_of(examples: list[list[bool]]) -> ExampleSplit:

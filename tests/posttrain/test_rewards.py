@@ -6,6 +6,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import ConfigError, TrainingError
-from sheepop.posttrain.rewards import Answer, Reward, Writer, Written, open_reward
+from sheepop.jobs.task.reward_sources import open_reward
+from sheepop.posttrain.rewards import Answer, Question, Reward, Writer, Written
 from sheepop.tokenizer import Tokenizer
 
 ANSWERS = [
@@ -59,7 +61,9 @@ def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
     [
         ("raise ValueError('no judge')", r"judge\.py failed for the answer ' three': ValueError: no judge"),
         ("return float('nan')", r"gave nan for the answer ' three', which is not a finite number"),
+        ("return -float('inf')", r"gave -inf for the answer ' three', which is not a finite number"),
         ("return 'good'", r"gave 'good' for the answer ' three', which is not a finite number"),
+        ("return [1.0]", r"failed for the answer ' three': TypeError: float\(\) argument must be"),
         ("import time; time.sleep(60)", r"took more than 1 s for the answer ' three'"),
         ("return 1.0 if len(completion) < 9 else 1 / 0", r"failed for the answer ' x x.*\.\.\.: ZeroDivisionError"),
         ("import os; os._exit(3)", r"ended at the answer ' three'"),
@@ -90,9 +94,69 @@ def test_a_program_gets_all_answers_at_once_with_the_columns_of_their_lines(open
     assert reward([ANSWERS[0], second]) == [112.0, None]
     with pytest.raises(TrainingError, match=r"judge\.py ended at 2 answers"):
         reward([ANSWERS[0], Answer("two", " x", [1], {"answer": "end", "other": 4})])
-    too_few = opened("def reward(prompts, answers, **columns): return [1.0]\n")
-    with pytest.raises(TrainingError, match="gave 1 rewards for 2 answers"):
-        too_few(ANSWERS)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("return [1.0]", "gave 1 rewards for 2 answers"),
+        ("return [1.0, 2.0, 3.0]", "gave 3 rewards for 2 answers"),
+        ("return None", "failed for 2 answers: TypeError: 'NoneType' object is not iterable"),
+        ("return [1.0, float('inf')]", r"gave inf for the answer ' x x.*, which is not a finite number"),
+        ("return [float('nan'), None]", "gave nan for the answer ' three', which is not a finite number"),
+        ("raise ValueError('no judge')", "failed for 2 answers: ValueError: no judge"),
+        ("import time; time.sleep(60)", r"took more than 0.5 s each for 2 answers\. Fix it, or give it more time"),
+    ],
+)
+def test_a_program_that_does_wrong_with_all_answers_is_named(opened: Any, body: str, problem: str) -> None:
+    reward = opened(f"def reward(completions, **columns):\n    {body}\n", seconds=0.5)
+    with pytest.raises(TrainingError, match=problem):
+        reward(ANSWERS)
+
+
+ASKED = [{"role": "user", "content": "one plus two"}]
+SAID = [{"role": "assistant", "content": " three"}]
+CHAT = Answer("<user>one plus two<model>", " three", [1, 2], {"answer": "three"}, ASKED, SAID)
+SEEN = """
+def reward({parameters}):
+    import json
+    raise ValueError(json.dumps({seen}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "seen", "expected"),
+    [
+        (
+            "prompts, completions, answer, **columns",
+            "[prompts, completions, answer]",
+            [[ASKED, "two"], [SAID, " x"], ["three", "y"]],
+        ),
+        ("completions, **columns", "completions", [SAID, " x"]),
+        ("prompts, answers, **columns", "[prompts, answers]", [["<user>one plus two<model>", "two"], [" three", " x"]]),
+        ("completions, answers, **columns", "[answers, columns]", [[" three", " x"], {"answer": ["three", "y"]}]),
+    ],
+)
+def test_what_a_program_gets_is_said_by_its_parameters(opened: Any, parameters: str, seen: str, expected: Any) -> None:
+    reward = opened(SEEN.format(parameters=parameters, seen=seen))
+    with pytest.raises(TrainingError) as found:
+        reward([CHAT, Answer("two", " x", [1], {"answer": "y"})])
+    assert json.loads(str(found.value).partition("ValueError: ")[2]) == expected
+
+
+def test_an_answer_to_a_conversation_has_its_messages_and_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answer = Question([1, 2], {"answer": "three"}, ASKED, tools).answer("<user>one", " three", [3])
+    assert answer == Answer("<user>one", " three", [1, 2, 3], {"answer": "three", "tools": tools}, ASKED, SAID)
+    assert Question([1], {}).answer("one", " x", [3]) == Answer("one", " x", [1, 3])
+
+
+def test_a_key_of_a_line_with_the_name_of_another_argument_is_named(opened: Any) -> None:
+    reward = opened("def reward(prompts, answers, **columns): return [1.0] * len(prompts)\n")
+    with pytest.raises(TrainingError, match="the key answers of the prompts' lines has the name of another argument"):
+        reward([Answer("two", " x", [1], {"answers": ["y"]})])
+    with pytest.raises(ConfigError, match=r"has no parameter answers \(texts\) or completions \(messages\)"):
+        opened("def reward(prompts, **columns): return [1.0] * len(prompts)\n")
 
 
 def test_an_answer_that_a_program_fails_for_has_no_reward_if_it_may_fail(opened: Any) -> None:
@@ -171,9 +235,12 @@ class Service(BaseHTTPRequestHandler):
 
     reply: bytes | None = None
     failures = 0
+    seconds = 0.0
+    asked: dict[str, Any]
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = type(self).asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(self.seconds)
         found = json.dumps({"rewards": [len(answer["completion"]) for answer in asked["answers"]]}).encode()
         self.send_response(503 if self.failures else 200)
         type(self).failures = max(0, self.failures - 1)
@@ -204,7 +271,10 @@ def service() -> Iterator[tuple[type[Service], str]]:
 
 
 def test_a_service_is_asked_over_http(opened: Any, service: tuple[type[Service], str]) -> None:
-    assert opened(service[1])(ANSWERS) == [6.0, 400.0]
+    assert opened(service[1])([*ANSWERS, CHAT]) == [6.0, 400.0, 6.0]
+    plain, _, chat = service[0].asked["answers"]
+    assert plain == {"prompt": "one plus two", "completion": " three", "fields": {"answer": "three"}}
+    assert chat["messages"] == {"prompt": ASKED, "completion": SAID}
 
 
 @pytest.mark.parametrize(
@@ -237,6 +307,17 @@ def test_a_service_that_is_busy_is_asked_again_and_named_when_it_stays_so(
     service[0].failures = 99
     with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge answered 503: .* \(5 attempts\)"):
         reward(ANSWERS)
+
+
+def test_a_service_that_hangs_is_given_up_after_its_time(
+    opened: Any, service: tuple[type[Service], str], waits: list[float]
+) -> None:
+    strict, lenient = opened(service[1], seconds=0.05), opened(service[1], seconds=0.05, may_fail=True)
+    service[0].seconds = 0.4
+    with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge does not answer in time"):
+        strict(ANSWERS)
+    assert len(waits) == 4
+    assert lenient(ANSWERS) == [None, None]
 
 
 def test_a_service_that_is_busy_before_a_run_begins_is_refused_at_once(

@@ -179,6 +179,23 @@ def test_a_prompt_keeps_what_else_its_line_says(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ({"prompt": "2+2?", "completion": "4"}, {}),
+        ({"prompt": [TWO[0]], "completion": [TWO[1]]}, {}),
+        ({"messages": list(TWO), "reference": "4"}, {}),
+        ({"question": "2+2?", "answer": "4"}, {"question": "2+2?", "answer": "4"}),
+    ],
+)
+def test_the_answer_of_a_line_is_the_reference_of_its_prompt(
+    lines: Lines, line: dict[str, Any], others: dict[str, Any]
+) -> None:
+    assert one(lines([line]), Prompt).fields == {"reference": "4", **others}
+    with pytest.raises(DataError, match="reference: is there, but the answer of the line takes its place"):
+        one(lines([{**line, "reference": "5"}]), Prompt)
+
+
+@pytest.mark.parametrize(
     ("line", "problem"),
     [
         ("{", "is not valid JSON"),

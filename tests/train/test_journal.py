@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -12,7 +15,7 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.core.json_lines import read_json_lines
-from sheepop.train import Trainer
+from sheepop.train import Trainer, journal
 from sheepop.train.journal import Machine, Throughput
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
@@ -75,6 +78,24 @@ def test_the_operations_of_a_token_are_those_of_its_row_while_rows_grow(
         steps = range(row["step"] - log_interval, row["step"])
         operations = sum(tokens[step] * lengths[step] for step in steps) / sum(tokens[step] for step in steps)
         assert row["mfu"] / row["tokens_per_second"] == pytest.approx(operations)
+
+
+def test_texts_that_steps_learn_from_are_written_until_the_log_is_full(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_MOST_SAMPLE_BYTES", 500)
+    trainer = make_trainer("run", max_steps=9, log_interval=2)
+    prepare, said = trainer.source.prepare, StringIO()
+    trainer.journal._console = Console(file=said)
+    row = {"prompt": "p", "text": "x" * 120, "reward": math.nan}
+    trainer.source = SimpleNamespace(  # type: ignore[assignment]
+        prepare=lambda number: replace(prepare(number), samples=[row] * 2), ahead=0, state=dict, restore=None
+    )
+    trainer.run()
+    rows, _ = read_json_lines(trainer.checkpointer.run.samples_file)
+    written = [row for row in rows if "reward" in row]
+    assert written == [{"step": step, **row, "reward": None} for step in (2, 2, 4, 4)]
+    assert said.getvalue().count("samples.jsonl is full, so answers are no longer added to it") == 1
 
 
 @pytest.mark.parametrize(("is_terminal", "count"), [(False, 1), (True, 0)])

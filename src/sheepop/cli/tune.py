@@ -87,6 +87,18 @@ Examples:
 
   sheepop tune dpo runs/chat --data judged.jsonl --output runs/polite tuning.dpo.loss_type=kto
 """,
+    "distill": """\
+Train a model on what a teacher thinks of the answers that the model writes.
+
+A line of the data has a prompt, or messages that end with a question. The teacher is a larger model with the same \
+tokenizer; the model learns its token probabilities (GKD).
+
+Examples:
+
+  sheepop tune distill runs/chat --data prompts.jsonl --output runs/taught tuning.distill.teacher=models/large
+
+  sheepop tune distill runs/chat --data prompts.jsonl tuning.distill.teacher=models/large tuning.distill.beta=1
+""",
     "reward": """\
 Train a reward model, which scores answers.
 
@@ -172,7 +184,7 @@ def _rewards_command(method: Method) -> None:
         _tune(method, model, overrides, config, *files)
 
 
-for _method in ("sft", "dpo", "reward"):
+for _method in ("sft", "dpo", "distill", "reward"):
     _examples_command(_method)
 for _method in ("ppo", "grpo"):
     _rewards_command(_method)  # type: ignore[arg-type]

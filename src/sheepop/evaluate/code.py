@@ -61,8 +61,8 @@ class Problem:
         It is the first fenced block, or the text up to the first of `stops`. A block that defines the function itself
         is appended to the prompt too, because it may need the prompt's imports and other functions.
         """
-        found = _FENCED.search(completion)
-        written = found[1] if found else re.split("|".join(map(re.escape, self.stops)), completion, maxsplit=1)[0]
+        blocks = fenced_programs(completion)
+        written = blocks[0] if blocks else re.split("|".join(map(re.escape, self.stops)), completion, maxsplit=1)[0]
         if not written.strip():
             return ""
         defined = self.entry_point and re.search(rf"^(?:async )?def {self.entry_point}\b", written, re.MULTILINE)
@@ -71,6 +71,11 @@ class Problem:
     def message(self) -> str:
         """The task as a user's message."""
         return _COMPLETE.format(self.prompt.rstrip()) if self.entry_point else _WRITE.format(self.prompt.strip('"\n'))
+
+
+def fenced_programs(text: str) -> list[str]:
+    """The Python programs between fences in a text; the last fence may be open."""
+    return _FENCED.findall(text)
 
 
 def read_problems(path: str | Path) -> list[Problem]:

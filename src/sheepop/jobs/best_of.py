@@ -16,8 +16,9 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
+from sheepop.jobs.task.reward_sources import open_reward
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.rewards import Question, Writer, Written, open_reward
+from sheepop.posttrain.rewards import Question, Writer, Written
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
 from sheepop.posttrain.templates import template_of
 
@@ -96,7 +97,8 @@ def best_of(
 
 def _question(encoder: ExampleEncoder, row: Prompt) -> Question:
     try:
-        return Question(encoder.prompt(row.prompt, row.tools).ids, row.fields)
+        (group,) = encoder(row)
+        return Question.of(group.examples[0].ids, group.fields or {})
     except RowError as error:
         raise DataError(f"{row.place}: {error}") from None
 

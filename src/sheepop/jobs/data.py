@@ -198,7 +198,7 @@ def show_step(directory: Path, step: int, console: Console | None = None) -> Ite
     total = config.training.resolved().total_steps
     if step > total:
         raise UsageError(f"The run in {run.path} has {counted(total, 'step')}, but --step is {step:,}.")
-    if config.tuning.method in ("ppo", "grpo"):
+    if config.tuning.method in ("ppo", "grpo", "distill"):
         raise UsageError(
             f"The run in {run.path} learns from answers that the model writes during training, not from stored text. "
             f"{run.samples_file.name} has samples of them."

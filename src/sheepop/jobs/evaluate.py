@@ -291,10 +291,15 @@ def judge_models(models: Sequence[Path], requested: Judging, how: How, console: 
 
 
 @contextmanager
-def open_judge(judge: str, judge_model: str | None, api_key: str | None, how: How) -> Iterator[Judge]:
-    """Opens a judge: `judge_model` of the server at the address `judge`, or the chat model in the directory `judge`."""
+def open_judge(
+    judge: str, judge_model: str | None, api_key: str | None, how: How, seconds: float = 600.0
+) -> Iterator[Judge]:
+    """Opens a judge: `judge_model` of the server at the address `judge`, or the chat model in the directory `judge`.
+
+    A reply of the server may take `seconds`.
+    """
     if judge.startswith(_URLS):
-        yield Endpoint(judge, model=judge_model, api_key=api_key, settings={"temperature": 0})
+        yield Endpoint(judge, model=judge_model, api_key=api_key, timeout=seconds, settings={"temperature": 0})
         return
     if judge_model is not None or api_key is not None:
         raise UsageError("--judge-model and --api-key are only for a judge on a server (--by http://...).")

@@ -1,4 +1,4 @@
-"""The settings under ``tuning``: fine-tuning, preference optimisation, reward models, PPO and GRPO."""
+"""The settings under ``tuning``: fine-tuning, preference optimisation, reward models, PPO, GRPO and distillation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.config import Config, PathText
 
-Method = Literal["sft", "reward", "dpo", "ppo", "grpo"]
+Method = Literal["sft", "reward", "dpo", "ppo", "grpo", "distill"]
 BadExamples = Literal["refuse", "leave_out"]
 LongExamples = Literal["refuse", "cut", "leave_out"]
 PreferenceKind = Literal["sigmoid", "robust", "hinge", "ipo", "simpo", "orpo", "kto"]
@@ -81,20 +81,9 @@ class RewardConfig(Config):
     """Require chosen answers to be better by at least the margins in the examples."""
 
 
-class RolloutConfig(Config):
-    """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
+class SamplingConfig(Config):
+    """Settings of methods that learn from the model's own answers to prompts."""
 
-    reward: PathText | dict[PathText, float] | None = None
-    """Source of rewards: a reward model from `sheepop tune reward`; a Python file with a function
-    `reward(prompt, completion, **fields)` that returns a number, or `reward(prompts, answers, **columns)` that returns
-    a list of them, where fields and columns are the other keys of the prompts' lines; or the URL of a service that gets
-    `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`. Several are added with
-    their weights, such as `{check.py: 1.0, runs/judge: 0.5}`; one that gives null to an answer does not count there."""
-    missing_rewards: Literal["stop", "leave_out"] = "stop"
-    """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
-    run, or `leave_out` the answer and count it."""
-    reward_seconds: float = Field(10.0, gt=0)
-    """Time limit of a reward program or service, in seconds for each answer."""
     max_new_tokens: int = Field(128, ge=1)
     """Longest answer in tokens; a prompt may have the rest of `data.max_length`."""
     temperature: float = Field(1.0, gt=0)
@@ -103,6 +92,74 @@ class RolloutConfig(Config):
     """Number of steps that one epoch over the answers of a rollout is divided into."""
     epochs: int = Field(1, ge=1)
     """Epochs over the answers of each rollout."""
+    length_ceiling: float | None = Field(None, gt=0)
+    """Stop the run when the mean length of answers exceeds this, in tokens."""
+    repetition_ceiling: float | None = Field(None, gt=0, le=1)
+    """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
+    logged_answers: int = Field(8, ge=0)
+    """The most answers that a logged step writes into `samples.jsonl`, with their rewards and advantages."""
+
+
+class DistillConfig(SamplingConfig):
+    """On-policy distillation: on answers of its own, the model learns the token probabilities of a larger model."""
+
+    teacher: PathText | None = None
+    """The teacher: a model or run with the same tokenizer."""
+    beta: float = Field(0.5, ge=0, le=1)
+    """Which divergence from the teacher is minimised, as in GKD: 0 is the KL divergence of the model from its teacher,
+    KL(teacher, model); 1 is the reverse one, KL(model, teacher); between them the generalised Jensen-Shannon
+    divergence."""
+
+
+class JudgeConfig(Config):
+    """The reward `judge`: a chat model grades answers from 1 to 10, which becomes a reward from 0 to 1."""
+
+    by: PathText | None = None
+    """The judge: a chat model, or the address of a server that speaks OpenAI's protocol, whose key is in
+    `OPENAI_API_KEY`."""
+    model: str | None = None
+    """The name of the model on the server; `null` takes its first."""
+    rubric: str = Field(
+        "An answer is good if it is correct, does what was asked, and is clear and complete. Length by itself is no "
+        "merit.",
+        min_length=1,
+    )
+    """What makes an answer good. The judge sees it with the prompt, the answer, and the right answer if a prompt's line
+    has a `reference`."""
+    workers: int = Field(8, ge=1)
+    """Answers that a server grades at a time."""
+    seconds: float = Field(60.0, gt=0)
+    """Time limit of a server's reply; one that fails is requested again up to four times."""
+
+
+class CodeConfig(Config):
+    """The reward `code`: 1 if the last code block of an answer passes the `tests` of the prompt's line, else 0."""
+
+    seconds: float = Field(10.0, gt=0)
+    """Time limit of a program with its tests."""
+    memory_bytes: int = Field(2**30, ge=2**26)
+    """Memory limit of a program with its tests."""
+    workers: int | None = Field(None, ge=1)
+    """Programs that run at a time; `null` is one for each processor core."""
+    timeouts: Literal["fail", "missing"] = "fail"
+    """A program that exceeds its time limit: `fail` gives 0, `missing` gives no reward, as `missing_rewards` says."""
+
+
+class RolloutConfig(SamplingConfig):
+    """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
+
+    reward: PathText | dict[PathText, float] | None = None
+    """Source of rewards: a reward model from `sheepop tune reward`; a Python file with a function
+    `reward(prompt, completion, **fields)` that returns a number, or `reward(prompts, completions, **columns)` that
+    returns a list of them, where fields and columns are the other keys of the prompts' lines; the URL of a service that
+    gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`; `judge`, with
+    the settings `tuning.judge`; or `code`, with `tuning.code`. Several are added with their weights, such as
+    `{check.py: 1.0, judge: 0.5}`; one that gives null to an answer does not count there."""
+    missing_rewards: Literal["stop", "leave_out"] = "stop"
+    """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
+    run, or `leave_out` the answer and count it."""
+    reward_seconds: float = Field(10.0, gt=0)
+    """Time limit of a reward program or service, in seconds for each answer."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio of new to old probabilities is clipped below at 1 minus this."""
     clip_high: float = Field(0.2, gt=0)
@@ -113,10 +170,6 @@ class RolloutConfig(Config):
     """Subtracted from the reward of an answer that was cut off at `max_new_tokens`."""
     kl_ceiling: float | None = Field(None, gt=0)
     """Stop the run when the mean divergence from the reference exceeds this, in nats per answer."""
-    length_ceiling: float | None = Field(None, gt=0)
-    """Stop the run when the mean length of answers exceeds this, in tokens."""
-    repetition_ceiling: float | None = Field(None, gt=0, le=1)
-    """Stop the run when the mean share of repeated four-grams in answers exceeds this."""
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -209,7 +262,8 @@ class TuningConfig(Config):
 
     method: Method | None = None
     """`sft` is supervised fine-tuning on answers; `dpo` learns from preferences; `reward` trains a reward model on
-    preferences; `ppo` and `grpo` learn from rewards of the model's own answers; `null` is pre-training on text."""
+    preferences; `ppo` and `grpo` learn from rewards of the model's own answers, `distill` from what a teacher thinks of
+    them; `null` is pre-training on text."""
     validation_paths: tuple[PathText, ...] = ()
     """Files of held-out examples; without any, `data.validation_fraction` of the examples is held out."""
     chat_template: PathText | None = None
@@ -246,6 +300,12 @@ class TuningConfig(Config):
     """Settings of `sheepop tune ppo`."""
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     """Settings of `sheepop tune grpo`."""
+    judge: JudgeConfig = Field(default_factory=JudgeConfig)
+    """Settings of the reward `judge`."""
+    code: CodeConfig = Field(default_factory=CodeConfig)
+    """Settings of the reward `code`."""
+    distill: DistillConfig = Field(default_factory=DistillConfig)
+    """Settings of `sheepop tune distill`."""
 
     @model_validator(mode="after")
     def _check_method(self) -> TuningConfig:
@@ -257,6 +317,12 @@ class TuningConfig(Config):
             if name in _OF_METHODS and self.method not in _OF_METHODS[name]:
                 of = " or ".join(_OF_METHODS[name])
                 raise ValueError(f"{name} has no effect with method {self.method}; it works with {of}")
+        rewards = getattr(self, str(self.method)).rewards if self.method in _OF_METHODS["judge"] else {}
+        for name in ("judge", "code"):
+            if name in given and name not in rewards:
+                raise ValueError(f"{name} has no effect unless {self.method}.reward names {name}")
+        if "judge" in rewards and self.judge.by is None:
+            raise ValueError("the reward judge needs judge.by, a chat model or the address of a server")
         return self
 
 
@@ -269,5 +335,8 @@ _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "dpo": ("dpo",),
     "ppo": ("ppo",),
     "grpo": ("grpo",),
+    "judge": ("ppo", "grpo"),
+    "code": ("ppo", "grpo"),
+    "distill": ("distill",),
 }
 """The settings that only some methods read."""

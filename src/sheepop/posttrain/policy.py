@@ -223,18 +223,25 @@ def predicted_values(network: Network, batch: TensorBatch, hidden: Tensor) -> Te
 class RewardScores(Scores):
     """Means over answers to held-out prompts."""
 
-    loss: float  # minus the reward
-    reward: float
+    loss: float  # minus the reward, or the divergence from a teacher
+    reward: float | None
     length: float
     truncated: float  # share of answers cut off at the limit
     repetition: float
     completions: int
 
     def __str__(self) -> str:
+        judged = f"divergence {self.loss:.4f}" if self.reward is None else f"reward {self.reward:.4f}"
         return (
-            f"reward {self.reward:.4f}, {self.length:,.1f} tokens an answer, {self.truncated:.1%} cut off, "
+            f"{judged}, {self.length:,.1f} tokens an answer, {self.truncated:.1%} cut off, "
             f"{self.repetition:.1%} repeated"
         )
+
+    @classmethod
+    def of(cls, loss: float, written: Mapping[str, float], count: int) -> RewardScores:
+        """The scores of `count` answers with these means."""
+        means = {name: written[name] for name in ("length", "truncated", "repetition")}
+        return cls(loss=loss, reward=written.get("reward"), completions=count, **means)
 
     @property
     def extent(self) -> str:
@@ -243,7 +250,8 @@ class RewardScores(Scores):
 
     def metrics(self) -> dict[str, float]:
         """The means."""
-        return {name: value for name, value in asdict(self).items() if name != "completions"}
+        found = {name: value for name, value in asdict(self).items() if name != "completions" and value is not None}
+        return found if self.reward is not None else {**found, "divergence_from_teacher": self.loss}
 
     def counts(self) -> dict[str, float]:
         """The number of answers."""

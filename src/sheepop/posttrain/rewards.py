@@ -1,52 +1,45 @@
-"""Samples answers to prompts, and rewards them by a reward model, a Python program of the user, or an HTTP service."""
+"""Samples answers to prompts, and rewards them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from sheepop.adapt.scalar_head import REWARD_HEAD
-from sheepop.checkpoint import LoadedModel, load_model
-from sheepop.checkpoint.model_kind import PublishedName
-from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, TimeLimitError
-from sheepop.core.errors import ConfigError, DataError, TrainingError, UsageError
+from sheepop.core.errors import TrainingError
 from sheepop.core.facts import counted
-from sheepop.core.http_client import HttpClient
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.policy import repetition
-from sheepop.posttrain.preference import answer_rewards
 from sheepop.tokenizer import Tokenizer
+from sheepop.tokenizer.messages import Message
 
-_CHILD = "sheepop.posttrain.reward_child"
-_MEMORY_BYTES = 2**31
 _SHOWN_CHARACTERS = 80
-_ATTEMPTS = 5
-_EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion of a prompt, with the other keys of the prompt's line; `token_ids` are of prompt and completion."""
+    """A completion of a prompt, with the other keys of the prompt's line; `token_ids` are of prompt and completion.
+
+    If the prompt is a conversation, `prompt` is its rendered text, and `asked` and `said` are the messages of both.
+    """
 
     prompt: str
     completion: str
     token_ids: Sequence[int]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    asked: Sequence[Message] = ()
+    said: Sequence[Message] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that a program or a service gets."""
-        return {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields)}
+        messages = {"messages": {"prompt": list(self.asked), "completion": list(self.said)}} if self.asked else {}
+        return {"prompt": self.prompt, "completion": self.completion, "fields": dict(self.fields), **messages}
 
 
 class Reward(Protocol):
@@ -61,141 +54,6 @@ class Reward(Protocol):
     def close(self) -> None:
         """Ends its process, if it has one."""
         return
-
-
-@dataclass(frozen=True, eq=False)
-class ModelReward(Reward):
-    """A reward model with the tokenizer of the policy."""
-
-    model: LoadedModel
-    batch_size: int
-
-    @classmethod
-    def fitting(cls, loaded: LoadedModel, tokenizer: Tokenizer, batch_size: int) -> ModelReward:
-        """Checks a loaded model; raises `ConfigError` if it is no reward model or has another tokenizer."""
-        if not hasattr(loaded.model, REWARD_HEAD):
-            raise ConfigError(f"{loaded.directory} is no reward model. Make one with: sheepop tune reward")
-        if loaded.tokenizer.fingerprint() != tokenizer.fingerprint():
-            raise ConfigError(
-                f"The reward model in {loaded.directory} has another tokenizer than the policy, so it cannot read its "
-                "answers. Train it from the same model."
-            )
-        return cls(loaded, batch_size)
-
-    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
-        """The outputs of the scalar head at the last tokens."""
-        rows, loaded = [list(answer.token_ids) for answer in answers], self.model
-        if (longest := max(map(len, rows), default=0)) > (most := loaded.config.max_seq_len):
-            raise TrainingError(
-                f"The reward model reads {most:,} tokens, but an answer with its prompt has {longest:,}."
-            )
-        found = answer_rewards(loaded.model, rows, batch_size=self.batch_size, pad_id=loaded.tokenizer.filler_id)
-        return _checked(found.tolist(), answers, str(loaded.directory))
-
-
-class ProgramReward(Reward):
-    """The function ``reward`` of a Python file, run in a separate process with limits.
-
-    It gets answers one by one, or all at once if it has a parameter `prompts`. It has `seconds` for each answer, 2 GiB
-    of memory, and no network if Linux allows that. If it `may_fail`, answers for which it fails get None.
-    """
-
-    def __init__(self, path: Path, seconds: float, *, may_fail: bool = False) -> None:
-        self._path, self._seconds, self._may_fail = path, seconds, may_fail
-        self._takes_all: bool | None = None
-        self._process = BoundedProcess(_CHILD, memory_bytes=_MEMORY_BYTES, seconds=seconds)
-        # Linux ends the process together with the thread that started it, so this object has a thread for it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
-
-    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
-        """The return values of the function."""
-        found: list[Any] = []
-        while True:
-            try:
-                if self._takes_all is None:
-                    (self._takes_all,) = self._thread.submit(self._ask, (), []).result()
-                if len(found) < len(answers):
-                    self._thread.submit(self._ask, answers[len(found) :], found).result()
-                return _checked(found, answers, str(self._path))
-            except BoundedProcessError as error:
-                if not (self._may_fail and answers):
-                    raise self._failure(error, answers, len(found)) from None
-                found += [None] * (len(answers) - len(found) if self._takes_all else 1)
-
-    def _ask(self, answers: Sequence[Answer], found: list[Any]) -> list[Any]:
-        request = {"program": str(self._path.resolve()), "answers": [answer.to_dict() for answer in answers]}
-        seconds = self._seconds * len(answers) if answers and self._takes_all else self._seconds
-        with closing(self._process.request(request, seconds)) as replies:
-            found.extend(replies)
-        return found
-
-    def _failure(self, error: BoundedProcessError, answers: Sequence[Answer], number: int) -> TrainingError:
-        where = counted(len(answers), "answer") if self._takes_all else _shown(answers, number)
-        problem = f"{'failed for' if isinstance(error, HandlerError) else 'ended at'} {where}: {error}"
-        if isinstance(error, TimeLimitError):
-            each = " each" if self._takes_all else ""
-            problem = f"took more than {self._seconds:g} s{each} for {where}. Fix it, or give it more time."
-        return TrainingError(f"The reward program {self._path} {problem}")
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._thread.submit(self._process.close).result()
-        self._thread.shutdown()
-
-
-class EndpointReward(Reward):
-    """A service that gets ``{"answers": [...]}`` by POST, with objects of `Answer.to_dict`, and replies
-    ``{"rewards": [...]}``. It has `seconds` for each answer. If it `may_fail`, answers that it cannot judge get None.
-    """
-
-    def __init__(self, url: str, seconds: float, *, may_fail: bool = False) -> None:
-        self._client, self._url, self._seconds = HttpClient(url, expected=_EXPECTED), url, seconds
-        self._may_fail = may_fail
-
-    def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
-        """The rewards in the reply. A request without answers, which only tests the service, is not repeated."""
-        try:
-            rewards = self._client.request(
-                "",
-                {"answers": [answer.to_dict() for answer in answers]},
-                lambda reply: reply.get("rewards"),
-                timeout=self._seconds * max(1, len(answers)),
-                attempts=_ATTEMPTS if answers else 1,
-            )
-        except DataError as error:
-            if self._may_fail and answers:
-                return [None] * len(answers)
-            raise TrainingError(f"Answers cannot be judged: {error}") from None
-        if not isinstance(rewards, list):
-            raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
-        return _checked(rewards, answers, self._url)
-
-
-def open_reward(
-    place: str, seconds: float, tokenizer: Tokenizer, *, device: str, batch_size: int, may_fail: bool = False
-) -> Reward:
-    """Opens a source of rewards (a URL, a Python file, or a reward model or its name) and tests it with an empty list.
-
-    `seconds` is the time limit per answer of the first two; if they `may_fail`, answers for which they do get None.
-    Raises `ConfigError` if it does not work.
-    """
-    reward: Reward
-    if place.startswith(("http://", "https://")):
-        try:
-            reward = EndpointReward(place, seconds, may_fail=may_fail)
-        except UsageError as error:
-            raise ConfigError(str(error)) from None
-    elif not Path(place).exists() and (place.endswith(".py") or PublishedName.parse(place) is None):
-        raise ConfigError(f"{place} does not exist, so it cannot judge answers.")
-    elif place.endswith(".py"):
-        reward = ProgramReward(Path(place), seconds, may_fail=may_fail)
-    else:
-        reward = ModelReward.fitting(load_model(place, device, torch.float32), tokenizer, batch_size)
-    try:
-        reward([])
-    except TrainingError as error:
-        raise ConfigError(str(error)) from None
-    return reward
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,6 +91,15 @@ class Written:
         """The number of tokens that were sampled for each answer."""
         return [len(tokens) for tokens in self.logprobs]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Each answer with its rewards, as plain data."""
+        judged = zip(self.answers, self.parts, self.rewards, strict=True)
+        return [
+            {"prompt": answer.prompt, "text": answer.completion}
+            | ({"rewards": dict(part), "reward": reward} if part else {})
+            for answer, part, reward in judged
+        ]
+
     def metrics(self) -> dict[str, float]:
         """Means over the answers."""
         pairs = zip(self.answers, self.prompt_lengths, strict=True)
@@ -242,8 +109,7 @@ class Written:
         by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
         return {
             **(by_source if len(found) > 1 else {}),
-            "reward": float(np.mean(judged)),
-            "reward_deviation": float(np.std(judged)),
+            **({"reward": float(np.mean(judged)), "reward_deviation": float(np.std(judged))} if len(judged) else {}),
             "length": float(np.mean(self.lengths)),
             "truncated": 1 - float(np.mean(self.is_finished)),
             "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
@@ -252,15 +118,29 @@ class Written:
 
 @dataclass(frozen=True)
 class Question:
-    """A tokenised prompt, with the other keys of its line."""
+    """A tokenised prompt, with the other keys of its line; a conversation has its messages and tools, too."""
 
     token_ids: list[int]
     fields: Mapping[str, Any]
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, token_ids: list[int], fields: Mapping[str, Any]) -> Question:
+        """A prompt with these tokens and the fields of its `Group`."""
+        given = {name: fields[name] for name in ("messages", "tools") if name in fields}
+        return cls(token_ids, {name: value for name, value in fields.items() if name not in given}, **given)
+
+    def answer(self, prompt: str, text: str, token_ids: Sequence[int]) -> Answer:
+        """An answer with this text and its tokens; the tools are one more key of the line."""
+        fields = {**self.fields, "tools": list(self.tools)} if self.tools else self.fields
+        said = [{"role": "assistant", "content": text}] if self.messages else ()
+        return Answer(prompt, text, [*self.token_ids, *token_ids], fields, self.messages, said)
 
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """Samples answers to prompts and rewards them; several `ranks` share the work."""
+    """Samples answers to prompts and rewards them, if there are `rewards`; several `ranks` share the work."""
 
     tokenizer: Tokenizer
     rewards: Mapping[str, tuple[float, Reward]]
@@ -283,42 +163,43 @@ class Writer:
         completions = generator.generate([question.token_ids for question in questions], configs)
         repeats = [question for question in questions for _ in range(count)]
         answers = [
-            Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
-            for question, written in zip(repeats, completions, strict=True)
+            question.answer(done.prompt, done.text, done.token_ids)
+            for question, done in zip(repeats, completions, strict=True)
         ]
         lengths = [len(question.token_ids) for question in repeats]
-        finished = [written.finish_reason == "stop" for written in completions]
+        finished = [done.finish_reason == "stop" for done in completions]
         parts = self.ranks.shared(len(repeats), lambda own: self._judged(answers[own.start : own.stop]))
         rewards = [self._total(part, answer) for part, answer in zip(parts, answers, strict=True)]
-        if not np.isfinite(rewards).any():
+        if self.rewards and not np.isfinite(rewards).any():
             raise TrainingError(f"{' and '.join(self.rewards)} judged none of {counted(len(answers), 'answer')}")
-        return Written(answers, lengths, finished, rewards, parts, [written.logprobs for written in completions])
+        return Written(answers, lengths, finished, rewards, parts, [done.logprobs for done in completions])
 
     def _judged(self, answers: Sequence[Answer]) -> list[Mapping[str, float | None]]:
         """The rewards of every answer by source."""
-        found = [reward(answers) if answers else [] for _, reward in self.rewards.values()]
-        return [dict(zip(self.rewards, values, strict=True)) for values in zip(*found, strict=True)]
+        found = {name: reward(answers) if answers else [] for name, (_, reward) in self.rewards.items()}
+        return [{name: values[number] for name, values in found.items()} for number in range(len(answers))]
 
     def _total(self, part: Mapping[str, float | None], answer: Answer) -> float:
         """The weighted sum of an answer's rewards; without any NaN, or `TrainingError` unless that `may_miss`."""
         weighted = [self.rewards[name][0] * value for name, value in part.items() if value is not None]
-        if not weighted and not self.may_miss:
+        if self.rewards and not weighted and not self.may_miss:
             raise TrainingError(
-                f"{' and '.join(self.rewards)} gave None for {_shown([answer], 0)}, which is not a finite number"
+                f"{' and '.join(self.rewards)} gave None for {shown([answer], 0)}, which is not a finite number"
             )
         return sum(weighted) if weighted else math.nan
 
 
-def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:
+def checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:
+    """The rewards as numbers; raises `TrainingError` unless `source` gave each answer a finite number or None."""
     if len(rewards) != len(answers):
         raise TrainingError(f"{source} gave {len(rewards):,} rewards for {len(answers):,} answers")
     for number, found in enumerate(rewards):
         if found is not None and (not isinstance(found, bool | int | float) or not math.isfinite(found)):
-            raise TrainingError(f"{source} gave {found!r} for {_shown(answers, number)}, which is not a finite number")
+            raise TrainingError(f"{source} gave {found!r} for {shown(answers, number)}, which is not a finite number")
     return [None if found is None else float(found) for found in rewards]
 
 
-def _shown(answers: Sequence[Answer], number: int) -> str:
+def shown(answers: Sequence[Answer], number: int) -> str:
     """Names an answer by its beginning."""
     if number >= len(answers):
         return "the last answer"

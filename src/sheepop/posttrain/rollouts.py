@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,12 +19,23 @@ from sheepop.core.random import derive_seed, numpy_generator
 from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.model import Transformer
-from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.config import RolloutConfig, SamplingConfig
 from sheepop.posttrain.example_store import ExampleSplit
-from sheepop.posttrain.policy import OLD, REFERENCE, VALUES, AnswerBatch, PolicyObjective, no_numbers, predicted_values
+from sheepop.posttrain.policy import (
+    ADVANTAGES,
+    OLD,
+    REFERENCE,
+    VALUES,
+    AnswerBatch,
+    PolicyObjective,
+    means_of_answers,
+    no_numbers,
+    predicted_values,
+)  # fmt: skip
 from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.rewards import Question, Writer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
+from sheepop.train.objective import Objective
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch
@@ -44,10 +56,10 @@ class RolloutSource(StepSource):
     order: SampleOrder
     writer: Writer
     method: RewardMethod
-    objective: PolicyObjective
+    objective: Objective
     placement: Placement
     reference: Transformer | None
-    config: RolloutConfig
+    config: SamplingConfig
     batch_size: int
     micro_batch_size: int
     answers_per_prompt: int
@@ -59,6 +71,7 @@ class RolloutSource(StepSource):
     _taken: int = 0
     _batch: AnswerBatch | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
+    _rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def steps_per_rollout(self) -> int:
@@ -79,7 +92,9 @@ class RolloutSource(StepSource):
         )
         empty = TensorBatch.on_host(self._nothing())
         missing = -len(prepared.micro_batches) % self.placement.layout.num_data
-        return replace(prepared, micro_batches=[*prepared.micro_batches, *[empty] * missing], measured=self._metrics)
+        micro_batches = [*prepared.micro_batches, *[empty] * missing]
+        samples = [self._rows[answer] for answer in chosen[: self.config.logged_answers]]
+        return replace(prepared, micro_batches=micro_batches, measured=self._metrics, samples=samples)
 
     def describe(self, number: int) -> list[str]:
         """Returns nothing: answers come from no document."""
@@ -96,6 +111,7 @@ class RolloutSource(StepSource):
         return {
             **found,
             **{name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
+            "rows": torch.tensor(list(json.dumps(self._rows).encode()), dtype=torch.uint8),
             **_named("numbers", {name: torch.from_numpy(array) for name, array in self._batch.numbers.items()}),
             **_named("metrics", {name: torch.tensor(value, dtype=torch.float64) for name, value in kept.items()}),
         }
@@ -110,15 +126,17 @@ class RolloutSource(StepSource):
             ids, labels, lengths = (state[name].numpy() for name in ("input_ids", "labels", "lengths"))
             numbers = {name: tensor.numpy() for name, tensor in _below("numbers", state).items()}
             self._batch = AnswerBatch.of(ids, labels, lengths, numbers)
+            self._rows = json.loads(bytes(state["rows"].tolist()))
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Undoes a rollout that a signal or an error interrupts, so that it is repeated with the same prompts."""
-        before, method = (self._held, self._taken, self._batch, self._metrics), self.method.state()
+        before = self._held, self._taken, self._batch, self._metrics, self._rows
+        method = self.method.state()
         try:
             yield
         except BaseException:
-            self._held, self._taken, self._batch, self._metrics = before
+            self._held, self._taken, self._batch, self._metrics, self._rows = before
             self.method.restore(method)
             raise
 
@@ -135,28 +153,31 @@ class RolloutSource(StepSource):
         with self.placement.evaluating():
             written, found = self._written(rollout)
         self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
-        self._batch = self._padded(written)
+        self._batch, self._rows = padded(written, self.pad_id), written.rows()
         self._held = rollout
         if not len(written):
             return
         log_p, values, reference = None, None, None
-        if (
+        policy = self.objective if isinstance(self.objective, PolicyObjective) else None
+        if policy is not None and (
             self.steps_per_rollout > 1
-            or self.objective.vf_coef > 0
+            or policy.vf_coef > 0
             or self.reference is not None
             or self.method.reads_log_probabilities
         ):
-            log_p, values = self._evaluate(self.placement, self.placement.begin_step, rollout)
+            log_p, values = self._evaluate(policy, self.placement, self.placement.begin_step, rollout)
         mask = torch.from_numpy(self._batch.labels != IGNORED_LABEL)
         if self.reference is not None:
-            assert log_p is not None
+            assert policy is not None and log_p is not None
             with self.placement.gathered():
-                reference, _ = self._evaluate(FinishedNetwork(self.reference), lambda: None, rollout)
+                reference, _ = self._evaluate(policy, FinishedNetwork(self.reference), lambda: None, rollout)
             self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
-        if self.steps_per_rollout > 1:
-            assert log_p is not None
+        if ADVANTAGES in numbers:
+            means = means_of_answers(numbers[ADVANTAGES], mask)[:, 0].tolist()
+            self._rows = [{**row, "advantage": mean} for row, mean in zip(self._rows, means, strict=True)]
+        if self.steps_per_rollout > 1 and log_p is not None:
             numbers[OLD] = log_p
         if reference is not None:
             numbers[REFERENCE] = reference
@@ -186,22 +207,15 @@ class RolloutSource(StepSource):
             metrics["left_out"] = 1 - len(kept) / len(everything)
         return kept, metrics
 
-    def _padded(self, written: Written) -> AnswerBatch:
-        lengths = np.array([len(answer.token_ids) for answer in written.answers], dtype=np.int64)
-        shape = (len(written), int(lengths.max(initial=1)))
-        ids, labels = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
-        for row, (answer, prompt) in enumerate(zip(written.answers, written.prompt_lengths, strict=True)):
-            ids[row, : lengths[row]] = answer.token_ids
-            labels[row, prompt - 1 : lengths[row] - 1] = answer.token_ids[prompt:]
-        return AnswerBatch.of(ids, labels, lengths, {})
-
     def _nothing(self) -> AnswerBatch:
         """A batch without anything to learn: one token without a label."""
         row = np.full((1, 1), self.pad_id, np.int64)
         return AnswerBatch.of(row, np.full_like(row, IGNORED_LABEL), np.ones(1, np.int64), no_numbers(row.shape))
 
     @torch.no_grad()
-    def _evaluate(self, network: Network, begin: Callable[[], None], rollout: int) -> tuple[Tensor, Tensor | None]:
+    def _evaluate(
+        self, policy: PolicyObjective, network: Network, begin: Callable[[], None], rollout: int
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns the log-probabilities (N, T) of all answers, and their values if there is a value model.
 
         They are computed in the micro-batches of the first epoch and on the same ranks, so that the first ratios are
@@ -210,14 +224,14 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         batch = self._batch
         log_p = torch.zeros(batch.labels.shape)
-        values = torch.zeros_like(log_p) if self.objective.vf_coef > 0 and network is self.placement else None
+        values = torch.zeros_like(log_p) if policy.vf_coef > 0 and network is self.placement else None
         begin()
         for chosen in self._micro_batches(rollout):
             piece = batch.rows(chosen) if len(chosen) else self._nothing()
             tensors = TensorBatch.from_numpy(piece, self.placement.device).padded(self.placement.layout.parts_of_rows)
             here = slice(len(chosen)), slice(piece.labels.shape[1])
             with self.placement.arithmetic():
-                found, hidden = self.objective.log_probabilities(network, tensors)
+                found, hidden = policy.log_probabilities(network, tensors)
                 log_p[chosen, here[1]] = found.float().cpu()[here]
                 if values is not None:
                     values[chosen, here[1]] = predicted_values(network, tensors, hidden).float().cpu()[here]
@@ -237,8 +251,9 @@ class RolloutSource(StepSource):
     def _check_ceilings(self) -> None:
         """Raises `TrainingError` if the policy exceeds a ceiling."""
         config = self.config
+        kl_ceiling = config.kl_ceiling if isinstance(config, RolloutConfig) else None
         ceilings = (
-            ("kl_ceiling", config.kl_ceiling, "divergence", "nats from the reference in an answer"),
+            ("kl_ceiling", kl_ceiling, "divergence", "nats from the reference in an answer"),
             ("length_ceiling", config.length_ceiling, "length", "tokens in an answer"),
             ("repetition_ceiling", config.repetition_ceiling, "repetition", "of its four-grams repeated"),
         )
@@ -251,9 +266,20 @@ class RolloutSource(StepSource):
                 )
 
 
+def padded(written: Written, pad_id: int) -> AnswerBatch:
+    """The answers as rows, with the tokens that the policy has sampled as labels."""
+    lengths = np.array([len(answer.token_ids) for answer in written.answers], dtype=np.int64)
+    shape = (len(written), int(lengths.max(initial=1)))
+    ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
+    for row, (answer, prompt) in enumerate(zip(written.answers, written.prompt_lengths, strict=True)):
+        ids[row, : lengths[row]] = answer.token_ids
+        labels[row, prompt - 1 : lengths[row] - 1] = answer.token_ids[prompt:]
+    return AnswerBatch.of(ids, labels, lengths, {})
+
+
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:
     """The prompts of a split with these numbers."""
-    return [Question(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
+    return [Question.of(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -65,7 +65,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to answer, with the other keys of its line, such as the right answer."""
+    """A prompt to answer, with the other keys of its line; an answer that is there too is its `reference`."""
 
     place: str
     prompt: Turns
@@ -223,13 +223,18 @@ def _judged(found: Mapping[str, Any], place: str) -> Judged:
 
 
 def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
-    others = {name: value for name, value in found.items() if name not in ("prompt", "messages", "tools")}
-    tools = _tools(found)
+    others = {name: value for name, value in found.items() if name not in ("prompt", "messages", "tools", "completion")}
+    tools, known = _tools(found), found.get("completion")
+    messages = found.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if messages and isinstance(last, dict) and last.get("role") == "assistant":
+        known, messages = last, messages[:-1]
+    if isinstance(known, list) and known:
+        known = known[-1]
+    known = known.get("content") if isinstance(known, dict) else known
+    if known is not None and others.setdefault("reference", known) != known:
+        raise RowError("reference: is there, but the answer of the line takes its place; leave out one")
     if "messages" in found:
-        messages = found["messages"]
-        last = messages[-1] if isinstance(messages, list) and messages else None
-        if isinstance(last, dict) and last.get("role") == "assistant":
-            others, messages = {**others, "completion": last.get("content")}, messages[:-1]
         return Prompt(place, _conversation(messages, "messages", ends_with=("user", "tool")), others, tools)
     if "prompt" not in found:
         raise RowError("has no prompt")

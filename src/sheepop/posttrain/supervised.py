@@ -66,17 +66,33 @@ def _noise(embedding: nn.Module, alpha: float) -> Iterator[None]:
         handle.remove()
 
 
+def generalised_divergence(taught: Tensor, found: Tensor, beta: float) -> Tensor:
+    """The sum over tokens of the divergence of a model from its teacher (Agarwal et al. 2023, GKD, section 2).
+
+    For log-probabilities (N, V) of the teacher P and the model Q it is ``b KL(P, M) + (1 - b) KL(Q, M)`` with
+    ``M = b P + (1 - b) Q``; KL(P, Q) if `beta` b is 0, and KL(Q, P) if it is 1.
+    """
+    if beta in (0.0, 1.0):
+        of, reference = (taught, found) if beta == 0.0 else (found, taught)
+        return F.kl_div(reference, of, reduction="sum", log_target=True)
+    mixed = torch.logaddexp(taught + math.log(beta), found + math.log1p(-beta))
+    to_mixed = (F.kl_div(mixed, each, reduction="sum", log_target=True) for each in (taught, found))
+    return beta * next(to_mixed) + (1 - beta) * next(to_mixed)
+
+
 @dataclass(frozen=True, eq=False)
 class Distillation(Objective):
-    """``(1 - w) CE + w T^2 KL(teacher, model)`` at every learnt token (Hinton et al. 2015, section 2).
+    """``(1 - w) CE + w T^2 D(teacher, model)`` at every learnt token (Hinton et al. 2015, section 2).
 
-    w is the `weight` of the teacher, and both distributions of the divergence have the temperature T. The teacher has
-    the same tokenizer and gets no gradient.
+    w is the `weight` of the teacher, D the `generalised_divergence` with `beta`, whose distributions have the
+    temperature T. The teacher has the same tokenizer and gets no gradient; logits that only one of the models has are
+    of no token and do not count in D.
     """
 
     teacher: Transformer
     weight: float
     temperature: float
+    beta: float = 0.0
 
     def supervised(self, batch: Batch) -> int:
         """The number of learnt tokens."""
@@ -106,9 +122,9 @@ class Distillation(Objective):
             logits = head(hidden.to(head.weight.dtype)).float()
             with torch.no_grad():
                 theirs = self.teacher.lm_head(taught).float()
-            expected = F.log_softmax(theirs / self.temperature, -1)
-            found = F.log_softmax(logits / self.temperature, -1)
-            divergence = F.kl_div(found, expected, reduction="sum", log_target=True)
+            size = min(logits.shape[-1], theirs.shape[-1])
+            expected, found = (F.log_softmax(each[:, :size] / self.temperature, -1) for each in (theirs, logits))
+            divergence = generalised_divergence(expected, found, self.beta)
             return F.cross_entropy(logits, labels, reduction="sum"), divergence
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:

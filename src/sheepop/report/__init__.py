@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         reward_chart,
         speed_chart,
         stage_times_chart,
+        teacher_chart,
     )
     from sheepop.report.comparison import Curves, comparison_chart, comparison_figure
     from sheepop.report.figures import range_test_figure, save_png, save_svg, training_curves
@@ -61,5 +62,6 @@ __all__ = [
     "smooth",
     "speed_chart",
     "stage_times_chart",
+    "teacher_chart",
     "training_curves",
 ]

@@ -97,6 +97,11 @@ def divergence_chart(metrics: Metrics) -> Chart:
     return chart
 
 
+def teacher_chart(metrics: Metrics, *, is_sampled: bool = False) -> Chart:
+    """The divergence of the model from its teacher by step, in nats per token, on both splits."""
+    return _both_splits(metrics, "divergence_from_teacher", "Nats per token", is_sampled=is_sampled, rangemode="tozero")
+
+
 def length_chart(metrics: Metrics, *, is_sampled: bool = False) -> Chart:
     """The length of answers in tokens by step, on both splits."""
     return _both_splits(metrics, "length", "Tokens", is_sampled=is_sampled, rangemode="tozero")

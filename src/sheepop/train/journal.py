@@ -17,6 +17,9 @@ from sheepop.train.source import PreparedStep
 from sheepop.train.step import Outcome
 from sheepop.train.validation import Scores
 
+# Texts that steps learn from are added to the log of samples up to this length.
+_MOST_SAMPLE_BYTES = 2**26
+
 
 def is_verification(row: Mapping[str, Any]) -> bool:
     """Whether a row of the metrics reports silent corruption; a repeated step may not show it again."""
@@ -126,6 +129,7 @@ class Journal:
         self._device, self._precision, self._sinks = device, precision, sinks
         self._console = console or Console.silent()
         self._is_sampled, self._measure = is_sampled, measure
+        self._said_full = False
 
     def begin(self, progress: Progress, total_steps: int, state: TrainingState) -> None:
         """Starts the clocks and the live view of a run in `state`."""
@@ -186,7 +190,7 @@ class Journal:
         learning_rate: float,
         measured: Mapping[str, Any],
     ) -> None:
-        """Writes the metrics of the last step, with those in `measured`."""
+        """Writes the metrics of the last step, with those in `measured`, and the texts that it learnt from."""
         scale = state.loss_scale
         rates = self.throughput.take()
         self._write(
@@ -204,6 +208,13 @@ class Journal:
             **({"loss_scale": scale.scale, "skipped_steps": scale.skipped_steps} if scale else {}),
             **({} if prepared.batch_hash is None else {"batch_hash": prepared.batch_hash}),
         )
+        if prepared.samples and self.samples.length > _MOST_SAMPLE_BYTES:
+            if not self._said_full:
+                self._console.warn(f"{self.samples.path} is full, so answers are no longer added to it.")
+            self._said_full = True
+            return
+        for row in prepared.samples:
+            self.samples.append({"step": state.step, **row})
 
     def validated(self, state: TrainingState, scores: Scores) -> None:
         """Writes the scores on the held-out split."""

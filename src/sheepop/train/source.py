@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -23,9 +23,9 @@ class PreparedStep:
 
     The objective is divided by `num_tokens`, the supervised tokens (or pairs) of the whole step on all ranks. The step
     adds `num_reported` tokens to those that the run was trained on. Speed is measured by `num_computed`, all tokens
-    that the network computes, including padding. `measured` are metrics of the data, for the log. If ranks share the
-    step, these are the micro-batches of one rank, the first of which has number `first` in the step, and each row may
-    be one of `parts_of_rows` parts.
+    that the network computes, including padding. `measured` are metrics of the data, and `samples` texts in them, for
+    the logs. If ranks share the step, these are the micro-batches of one rank, the first of which has number `first` in
+    the step, and each row may be one of `parts_of_rows` parts.
     """
 
     micro_batches: Sequence[TensorBatch]
@@ -34,6 +34,7 @@ class PreparedStep:
     num_computed: int
     batch_hash: str | None = None
     measured: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
     first: int = 0
     parts_of_rows: int = 1
 

@@ -145,7 +145,7 @@ def read_run(path: Path) -> FoundRun:
         is_sampled=not score and bool(judged) and config.training.eval_tokens is not None,
         last_train_loss=number(last.get("loss")),
     )
-    samples = read_json_lines(run.samples_file).rows
+    samples = [row for row in read_json_lines(run.samples_file).rows if "rewards" not in row]
     return FoundRun(
         summary,
         dict(leaves(config.model_dump(mode="json"))),

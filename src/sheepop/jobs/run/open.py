@@ -137,6 +137,7 @@ def task_of(config: SheepOpConfig, run: RunDirectory, console: Console, origin: 
         "reward": lambda: tasks.RewardTask,
         "ppo": lambda: tasks.ProximalPolicyTask,
         "grpo": lambda: tasks.GroupPolicyTask,
+        "distill": lambda: tasks.DistillTask,
     }
     return kinds[config.tuning.method]()(config, run, console, origin)
 

@@ -22,6 +22,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
     RunRecord,
     ended_early,
+    entry,
     first_scores,
     repeat_command,
     resume_command,
@@ -59,6 +60,7 @@ from sheepop.report import (
     scored,
     shown,
     speed_chart,
+    teacher_chart,
     training_curves,
 )
 from sheepop.train import Scores
@@ -77,6 +79,7 @@ _SCORE_LABELS = {
     "calibration_error": "Calibration error",
     "reward": "Reward",
     "divergence": "KL divergence from the model that it began with (nats per token)",
+    "divergence_from_teacher": "Divergence from the teacher (nats per token)",
     "length": "Tokens of an answer",
     "truncated": "Cut off at the length limit",
     "repetition": "Repeated four-grams",
@@ -85,6 +88,7 @@ _SCORE_LABELS = {
 _HEADLINES = {
     "bits_per_byte": "Bits per byte of held-out text",
     "reward": "Reward on held-out prompts",
+    "divergence_from_teacher": "Divergence from the teacher on held-out prompts",
     "accuracy": "Held-out pairs in the right order",
 }
 
@@ -114,7 +118,7 @@ def write_run_report(
     _add_scores(page, found, baselines)
     _add_completions(page, completions)
     _add_curves(page, found, baselines)
-    _add_training_samples(page, found.samples, run.samples_file.name)
+    _add_training_samples(page, found)
     add_model(page, found.config)
     add_data(page, found.data)
     add_layout(page, run, record)
@@ -164,6 +168,10 @@ class _Found:
         metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
         return cls(run, config, content, data, metrics, samples, early, scores)
 
+    def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
+        """The samples that have rewards, or the others."""
+        return [row for row in self.samples.rows if ("rewards" in row) == rewarded]
+
     @property
     def is_sampled(self) -> bool:
         """Whether validations during training read only a part of the held-out text."""
@@ -207,11 +215,11 @@ def _add_overview(page: Page, found: _Found) -> None:
 
 def _add_first_picture(page: Page, found: _Found) -> None:
     """Adds the curve of the loss, and the first and last continuations of the same prompt."""
-    chart, samples = loss_chart(found.metrics.rows, is_sampled=found.is_sampled), found.samples
+    chart, samples = loss_chart(found.metrics.rows, is_sampled=found.is_sampled), found.texts(rewarded=False)
     if chart.data:
         page.add_chart(chart, "Loss")
-    prompt = samples.rows[-1].get("prompt") if samples.rows else None
-    written = [row for row in samples.rows if row.get("prompt") == prompt]
+    prompt = samples[-1].get("prompt") if samples else None
+    written = [row for row in samples if row.get("prompt") == prompt]
     if len(written) > 1:
         for row in (written[0], written[-1]):
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
@@ -283,6 +291,7 @@ def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
         ),
         (order_chart(rows, is_sampled=is_sampled), "Pairs in the right order", False),
         (divergence_chart(rows), "Divergence from the model that the run began with", True),
+        (teacher_chart(rows, is_sampled=is_sampled), "Divergence from the teacher", True),
         (length_chart(rows, is_sampled=is_sampled), "Length of answers", True),
         (learning_rate_chart(rows), "Learning rate", True),
         (gradient_norm_chart(rows), "Gradient norm before clipping", True),
@@ -302,16 +311,29 @@ def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
         page.add_text(f"The same curves in TensorBoard: {command}")
 
 
-def _add_training_samples(page: Page, samples: Rows, file: str) -> None:
-    if not samples.rows and not samples.num_unreadable:
-        return
-    page.add_section("Samples during training")
-    rows = samples.rows[-_MOST_SAMPLES:]
-    if len(rows) < len(samples.rows):
-        page.add_text(f"The last {len(rows)} of {len(samples.rows):,}; all of them are in {file}.")
-    _add_note(page, samples, file)
-    for row in rows:
-        page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_step_words(row.get("step")))
+def _add_training_samples(page: Page, found: _Found) -> None:
+    """Adds the last texts that the model wrote to the sample prompts, and those that it was rewarded for."""
+    file = found.run.samples_file.name
+    for title, rewarded in (("Samples during training", False), ("Answers and their rewards", True)):
+        rows, is_damaged = found.texts(rewarded=rewarded), bool(found.samples.num_unreadable) and not rewarded
+        if not rows and not is_damaged:
+            continue
+        page.add_section(title)
+        if len(rows) > _MOST_SAMPLES:
+            page.add_text(f"The last {_MOST_SAMPLES} of {len(rows):,}; all of them are in {file}.")
+        if is_damaged:
+            _add_note(page, found.samples, file)
+        for row in rows[-_MOST_SAMPLES:]:
+            page.add_sample(text(row.get("prompt")), text(row.get("text")), label=_sample_words(row))
+
+
+def _sample_words(row: Mapping[str, Any]) -> str:
+    """The step of a sample, and its rewards and advantage if it has any."""
+    parts, numbers = entry(row, "rewards"), {key: row[key] for key in ("reward", "advantage") if key in row}
+    numbers |= parts if len(parts) > 1 else {}
+    values = {name: number(each) for name, each in numbers.items()}
+    words = [f"{name} {MISSING if value is None else f'{value:.4g}'}" for name, value in values.items()]
+    return ", ".join([_step_words(row.get("step")), *words])
 
 
 def _add_note(page: Page, log: Rows, file: str) -> None:

@@ -51,12 +51,15 @@ from sheepop.train.sinks import require_sinks
 
 _WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
 _REREAD = "answers are read again before a step, in a pass for which no rank of a pipeline has all layers"
+_WHOLE_ROWS = "its teacher reads whole rows, of which context ranks have parts"
+_SAMPLED = "answers are sampled during training, for which every rank needs all layers"
 _UNSHARED: Mapping[Method, Mapping[str, str]] = {
     "sft": {},
     "dpo": {"context": _WEIGHTED},
     "reward": {"context": _WEIGHTED},
     "ppo": {"context": _WEIGHTED, "pipeline": _REREAD},
     "grpo": {"context": _WEIGHTED, "pipeline": _REREAD},
+    "distill": {"context": _WHOLE_ROWS, "pipeline": _SAMPLED},
 }
 """The kinds of ranks that a method of post-training does not support, each with the reason."""
 # A micro-batch of a finished model may need as much as this, however small the model is.

@@ -8,6 +8,7 @@ from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sheepop.jobs.task.corpus import CorpusTask
+    from sheepop.jobs.task.distillation import DistillTask
     from sheepop.jobs.task.interface import Task
     from sheepop.jobs.task.preferences import PreferenceTask, RewardTask
     from sheepop.jobs.task.rewards import GroupPolicyTask, ProximalPolicyTask
@@ -17,6 +18,7 @@ else:
 
 __all__ = [
     "CorpusTask",
+    "DistillTask",
     "GroupPolicyTask",
     "PreferenceTask",
     "ProximalPolicyTask",

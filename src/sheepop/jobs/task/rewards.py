@@ -1,10 +1,10 @@
-"""Post-training on rewards: a policy answers prompts and learns from the rewards of its answers, by PPO or GRPO."""
+"""Post-training on a model's own answers to prompts; by PPO or GRPO it learns from their rewards."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,9 +26,10 @@ from sheepop.data.batches import IGNORED_LABEL, check_indices
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.preferences import without_dropout
+from sheepop.jobs.task.reward_sources import open_rewards
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.posttrain.config import GRPOConfig, PPOConfig, RolloutConfig
+from sheepop.posttrain.config import GRPOConfig, PPOConfig, SamplingConfig
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.policy import (
@@ -38,10 +39,9 @@ from sheepop.posttrain.policy import (
     no_numbers,
 )
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, RewardMethod
-from sheepop.posttrain.rewards import Reward, Writer, Written, open_reward
+from sheepop.posttrain.rewards import Reward, Writer, Written
 from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
-from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
@@ -94,12 +94,12 @@ class PromptRows:
         return AnswerBatch.of(ids, labels, lengths, no_numbers(shape))
 
 
-class PolicyTask(ExampleTask):
-    """Post-training on rewards: the policy answers prompts, and each answer gets a reward."""
+class RolloutTask(ExampleTask):
+    """Post-training on answers that the model writes itself, to the prompts of the examples."""
 
     @property
     @abstractmethod
-    def settings(self) -> PPOConfig | GRPOConfig:
+    def settings(self) -> SamplingConfig:
         """The settings of the method."""
 
     @property
@@ -109,7 +109,7 @@ class PolicyTask(ExampleTask):
 
     @abstractmethod
     def method(self) -> RewardMethod:
-        """How the method turns rewards into advantages."""
+        """What the method makes of the answers of a rollout."""
 
     @property
     def row_type(self) -> type[Row]:
@@ -120,11 +120,6 @@ class PolicyTask(ExampleTask):
     def keeps_base(self) -> bool:
         """The run keeps the initial model for the reference and its end tokens."""
         return True
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the loss, the rewards or a limit contain the divergence from the reference."""
-        return self.settings.kl_coef > 0 or self.settings.kl_ceiling is not None
 
     @property
     def most_tokens(self) -> int:
@@ -145,11 +140,6 @@ class PolicyTask(ExampleTask):
             raise ConfigError("A prompt without its end is another prompt: choose tuning.long_examples=leave_out.")
         if settings.temperature != 1.0 and config.model.logit_soft_cap is not None:
             raise ConfigError(f"{method}.temperature is 1 for models with model.logit_soft_cap. Leave it out.")
-        if not settings.rewards:
-            raise ConfigError(
-                f"Nothing judges the answers. Give --reward, or {method}.reward: a reward model, a Python file or an "
-                "address."
-            )
         size = config.training.global_batch_size * settings.minibatches
         if size % self.answers:
             raise ConfigError(
@@ -170,16 +160,6 @@ class PolicyTask(ExampleTask):
         """The number of prompts."""
         return f"{counted(self.store.train.num_groups, 'prompt')}; {self.store.validation.num_groups:,} held out"
 
-    def check(self) -> None:
-        """Refuses prompts that the model cannot answer, and a reward that cannot be opened."""
-        super().check()
-        _ = self.rewards
-
-    @cached_property
-    def rewards(self) -> Mapping[str, tuple[float, Reward]]:
-        """The sources of rewards with their weights: models, programs or services."""
-        return open_rewards(self.settings, self.tokenizer(), resolve_device(self.config.device), self.evaluation_batch)
-
     @cached_property
     def _end_ids(self) -> tuple[int, ...]:
         """The tokens that end a text of the policy."""
@@ -193,16 +173,15 @@ class PolicyTask(ExampleTask):
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
         """Rollouts of the policy in training."""
-        assert isinstance(objective, PolicyObjective)
         training, split = self.config.training, self.store.train
         return RolloutSource(
             prompts=split,
             order=SampleOrder(split.num_groups, self.config.seed),
-            writer=self._writer(placement.layout.ranks),
+            writer=self.writer(placement.layout.ranks),
             method=self.method(),
             objective=objective,
             placement=placement,
-            reference=self._reference(placement) if self.needs_reference else None,
+            reference=self.rollout_reference(placement),
             config=self.settings,
             batch_size=training.global_batch_size,
             micro_batch_size=training.resolved().micro_batch_size,
@@ -211,6 +190,78 @@ class PolicyTask(ExampleTask):
             pad_id=self.tokenizer().filler_id,
             hashed=training.log_batch_hash,
         )
+
+    def rollout_reference(self, placement: Placement) -> Transformer | None:
+        """The model that rollouts are compared with, if there is one."""
+        return None
+
+    def writer(self, ranks: Ranks) -> Writer:
+        """Samples answers, without rewards."""
+        settings: SamplingConfig = self.settings
+        return Writer(
+            self.tokenizer(), {}, settings.max_new_tokens, settings.temperature, self._end_ids, _TOGETHER, ranks
+        )
+
+    def held_out(self) -> Batches | None:
+        """Held-out prompts, each to be answered once."""
+        split = self.store.validation
+        if not split.num_groups:
+            return None
+        return PromptRows(split, 1, self.settings.max_new_tokens, self.tokenizer().filler_id)
+
+    def held_out_answers(
+        self,
+        model: Transformer,
+        held_out: Batches,
+        max_tokens: int | None,
+        on_batch: Callable[[int], None] | None,
+        ranks: Ranks,
+    ) -> Written:
+        """Answers to held-out prompts, sampled with the same seeds each time."""
+        assert isinstance(held_out, PromptRows)
+        chosen = scored_samples(held_out, max_tokens).tolist()
+        writer, found = self.writer(ranks), Written()
+        for start in range(0, len(chosen), _TOGETHER):
+            some = chosen[start : start + _TOGETHER]
+            seed = derive_seed(self.config.seed, "held-out answers", start)
+            found = found.and_more(writer(model, questions_of(held_out.split, some), 1, seed))
+            if on_batch is not None:
+                on_batch(len(some))
+        return found
+
+
+class PolicyTask(RolloutTask):
+    """Post-training on rewards: each answer of the policy gets a reward."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> PPOConfig | GRPOConfig:
+        """The settings of the method."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss, the rewards or a limit contain the divergence from the reference."""
+        return self.settings.kl_coef > 0 or self.settings.kl_ceiling is not None
+
+    def fitted(self, given: Mapping[str, Any]) -> SheepOpConfig:
+        """Also refuses settings without a reward."""
+        if not self.settings.rewards:
+            raise ConfigError(
+                f"Nothing judges the answers. Give --reward, or tuning.{self.config.tuning.method}.reward: a reward "
+                "model, a Python file, an address, judge or code."
+            )
+        return super().fitted(given)
+
+    def check(self) -> None:
+        """Refuses prompts that the model cannot answer, and a reward that cannot be opened."""
+        super().check()
+        _ = self.rewards
+
+    @cached_property
+    def rewards(self) -> Mapping[str, tuple[float, Reward]]:
+        """The sources of rewards with their weights."""
+        device = resolve_device(self.config.device)
+        return open_rewards(self.settings, self.config.tuning, self.tokenizer(), device, self.evaluation_batch)
 
     def surrogate(self, **more: Any) -> PolicyObjective:
         """The clipped surrogate, with the method's own fields."""
@@ -223,31 +274,18 @@ class PolicyTask(ExampleTask):
             **more,
         )
 
-    def _writer(self, ranks: Ranks) -> Writer:
-        settings = self.settings
-        return Writer(
-            self.tokenizer(),
-            self.rewards,
-            settings.max_new_tokens,
-            settings.temperature,
-            self._end_ids,
-            _TOGETHER,
-            ranks,
-            settings.missing_rewards == "leave_out",
-        )
+    def writer(self, ranks: Ranks) -> Writer:
+        """Samples answers and rewards them."""
+        may_miss = self.settings.missing_rewards == "leave_out"
+        return replace(super().writer(ranks), rewards=self.rewards, may_miss=may_miss)
 
-    def _reference(self, placement: Placement) -> Transformer:
+    def rollout_reference(self, placement: Placement) -> Transformer | None:
         """The reference model; with LoRA, the policy without its adapter."""
+        if not self.needs_reference:
+            return None
         if self.config.tuning.lora is not None and self.config.tuning.reference is None:
             return without_changes(placement.model).eval()
         return self.reference(placement.device, working_dtype(self.config.training.precision) or torch.float32)
-
-    def held_out(self) -> Batches | None:
-        """Held-out prompts, each to be answered once."""
-        split = self.store.validation
-        if not split.num_groups:
-            return None
-        return PromptRows(split, 1, self.settings.max_new_tokens, self.tokenizer().filler_id)
 
     def score(
         self,
@@ -259,32 +297,10 @@ class PolicyTask(ExampleTask):
         on_batch: Callable[[int], None] | None = None,
         ranks: Ranks = ALONE,
     ) -> Scores:
-        """The rewards of answers to held-out prompts, sampled with the same seeds each time."""
-        assert isinstance(held_out, PromptRows)
-        chosen = scored_samples(held_out, max_tokens).tolist()
-        writer, found = self._writer(ranks), Written()
-        for start in range(0, len(chosen), _TOGETHER):
-            some = chosen[start : start + _TOGETHER]
-            seed = derive_seed(self.config.seed, "held-out answers", start)
-            found = found.and_more(writer(model, questions_of(held_out.split, some), 1, seed))
-            if on_batch is not None:
-                on_batch(len(some))
+        """The rewards of answers to held-out prompts."""
+        found = self.held_out_answers(model, held_out, max_tokens, on_batch, ranks)
         means = found.metrics()
-        return RewardScores(
-            -means["reward"], means["reward"], means["length"], means["truncated"], means["repetition"], len(found)
-        )
-
-
-def open_rewards(
-    settings: RolloutConfig, tokenizer: Tokenizer, device: str, batch_size: int
-) -> Mapping[str, tuple[float, Reward]]:
-    """Opens all sources of rewards; returns them with their weights, by the names that the settings give them."""
-    may_fail = settings.missing_rewards == "leave_out"
-    options: dict[str, Any] = {"device": device, "batch_size": batch_size, "may_fail": may_fail}
-    return {
-        place: (weight, open_reward(place, settings.reward_seconds, tokenizer, **options))
-        for place, weight in settings.rewards.items()
-    }
+        return RewardScores.of(-means["reward"], means, len(found))
 
 
 class GroupPolicyTask(PolicyTask):

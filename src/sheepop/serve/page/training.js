@@ -74,6 +74,11 @@ export async function open(page) {
     facts.replaceChildren(table(head, rows), element("p", { className: "links" }, ...links));
   }
 
+  function rewarded({ reward, advantage, rewards }) {
+    const numbers = Object.entries({ reward, advantage, ...(Object.keys(rewards).length > 1 ? rewards : {}) });
+    return numbers.filter(([, value]) => value !== undefined).map(([name, value]) => `${name} ${value?.toPrecision(4) ?? "–"}`).join(", ");
+  }
+
   async function drawTexts() {
     const found = await Promise.all(shown().map(async (name) => [name, await get(`runs/${encodeURIComponent(name)}/samples`)]));
     const steps = [...new Set(found.flatMap(([, rows]) => rows.map((row) => row.step)))].sort((a, b) => a - b);
@@ -90,7 +95,8 @@ export async function open(page) {
         const last = rows.findLast((row) => row.step <= step)?.step;
         const written = rows.filter((row) => row.step === last);
         return element("div", {}, element("p", { className: "shape" }, last == null ? `${name}: nothing yet` : `${name}, step ${last}`),
-          ...written.map((row) => element("pre", {}, element("b", {}, row.prompt), row.text)));
+          ...written.flatMap((row) => [element("pre", {}, element("b", {}, row.prompt), row.text),
+            ...(row.rewards ? [element("p", { className: "shape" }, rewarded(row))] : [])]));
       }));
     };
     at.addEventListener("input", show);

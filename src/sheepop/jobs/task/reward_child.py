@@ -1,4 +1,10 @@
-"""The process that runs a reward program of the user: with limits, without network, and without writing files."""
+"""The process that runs a reward program of the user: with limits, without network, and without writing files.
+
+The parameters of its function `reward` say what it gets. ``reward(prompt, completion, **fields)`` gets one answer after
+the other, as texts. With a parameter `prompts` or `completions` it gets all answers at once, by name: `answers` are
+texts, and `prompts` are rendered texts; with `completions`, these and `prompts` are lists of messages where the prompt
+is a conversation, else texts, as in TRL. The other keys of the prompts' lines are further arguments.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,9 @@ def judge(request: Any, alive: Alive) -> Iterator[Any]:
     """Yields the reward of each answer; without answers, whether the program's function takes all of them at once."""
     reward = _function(request["program"])
     parameters = inspect.signature(reward).parameters
-    answers, takes_all = request["answers"], "prompts" in parameters
+    answers, takes_all = request["answers"], not parameters.keys().isdisjoint(("prompts", "completions"))
+    if takes_all and parameters.keys().isdisjoint(("answers", "completions")):
+        raise LookupError(f"{FUNCTION}(prompts, ...) has no parameter answers (texts) or completions (messages)")
     if not answers:
         yield takes_all
     elif takes_all:
@@ -37,13 +45,18 @@ def _of_all(
     reward: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], answers: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
     """The rewards that the function gives to all answers at once; it gets the columns that it names, or all of them."""
+    prompts, texts = ([answer[name] for answer in answers] for name in ("prompt", "completion"))
+    given = {"prompts": prompts, "answers": texts}
+    if "completions" in parameters:
+        seen = [answer.get("messages", answer) for answer in answers]
+        given |= {"prompts": [each["prompt"] for each in seen], "completions": [each["completion"] for each in seen]}
     names = dict.fromkeys(name for answer in answers for name in answer["fields"])
+    if taken := names.keys() & given.keys():
+        raise LookupError(f"the key {min(taken)} of the prompts' lines has the name of another argument; rename it")
+    given |= {name: [answer["fields"].get(name) for answer in answers] for name in names}
     takes_rest = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    columns = {
-        name: [answer["fields"].get(name) for answer in answers] for name in names if takes_rest or name in parameters
-    }
-    prompts, completions = ([answer[name] for answer in answers] for name in ("prompt", "completion"))
-    return list(reward(prompts, completions, **columns))
+    named = parameters.keys() | (names.keys() if takes_rest else set())
+    return list(reward(**{name: values for name, values in given.items() if name in named}))
 
 
 def _number(found: Any) -> Any:
