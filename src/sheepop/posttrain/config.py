@@ -81,6 +81,17 @@ class RewardConfig(Config):
     """Require chosen answers to be better by at least the margins in the examples."""
 
 
+class EnvironmentConfig(Config):
+    """A program that answers what the model says, turn by turn, such as one that runs its tool calls."""
+
+    file: PathText
+    """Python file with a class `Environment`, an object of which follows each conversation: `reset(row)` returns
+    messages after the prompt, or none; `step(message)` returns messages, a reward or none, and whether the conversation
+    is done."""
+    max_turns: int = Field(8, ge=1)
+    """The most answers of the model in a conversation."""
+
+
 class RolloutConfig(Config):
     """Settings that PPO and GRPO share: sampling answers, rewarding them, and learning from them."""
 
@@ -90,13 +101,16 @@ class RolloutConfig(Config):
     a list of them, where fields and columns are the other keys of the prompts' lines; or the URL of a service that gets
     `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`. Several are added with
     their weights, such as `{check.py: 1.0, runs/judge: 0.5}`; one that gives null to an answer does not count there."""
+    environment: EnvironmentConfig | None = None
+    """Answers are conversations with this program, whose rewards are added to those of `reward`."""
     missing_rewards: Literal["stop", "leave_out"] = "stop"
-    """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
-    run, or `leave_out` the answer and count it."""
+    """What happens if no source gives an answer a number, or the environment fails or takes too long: `stop` the run,
+    or `leave_out` the answer and count it."""
     reward_seconds: float = Field(10.0, gt=0)
-    """Time limit of a reward program or service, in seconds for each answer."""
+    """Time limit of a reward program or service, in seconds for each answer, and of each call of an environment."""
     max_new_tokens: int = Field(128, ge=1)
-    """Longest answer in tokens; a prompt may have the rest of `data.max_length`."""
+    """Longest answer in tokens; a prompt may have the rest of `data.max_length`. With an environment, all that follows
+    the prompt counts: answers, messages of the environment, and what the template renders again."""
     temperature: float = Field(1.0, gt=0)
     """Temperature at which answers are sampled and all log-probabilities are computed."""
     minibatches: int = Field(1, ge=1)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint import LoadedModel, load_model
@@ -24,6 +26,7 @@ from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.posttrain.conversations import Conversation, Conversing, Question, Transcript
 from sheepop.posttrain.policy import repetition
 from sheepop.posttrain.preference import answer_rewards
 from sheepop.tokenizer import Tokenizer
@@ -32,6 +35,7 @@ _CHILD = "sheepop.posttrain.reward_child"
 _MEMORY_BYTES = 2**31
 _SHOWN_CHARACTERS = 80
 _ATTEMPTS = 5
+_ENVIRONMENT = "environment"
 _EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
 
 
@@ -202,12 +206,12 @@ def open_reward(
 class Written:
     """N sampled answers with their rewards, those of one prompt next to each other.
 
-    `rewards` are NaN for answers that nothing judges; `parts` are the rewards by source. `logprobs` are those of their
-    tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod` has computed them.
+    `rewards` are NaN for answers that nothing judges; `parts` are the rewards by source. `logprobs` are those of the
+    sampled tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod` has computed them.
     """
 
     answers: list[Answer] = field(default_factory=list)
-    prompt_lengths: list[int] = field(default_factory=list)
+    transcripts: list[Transcript] = field(default_factory=list)
     is_finished: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     parts: list[Mapping[str, float | None]] = field(default_factory=list)
@@ -233,10 +237,13 @@ class Written:
         """The number of tokens that were sampled for each answer."""
         return [len(tokens) for tokens in self.logprobs]
 
+    def log_probabilities(self, mask: Tensor) -> Tensor:
+        """`logprobs` at the places (N, T) of their tokens, which the mask has; 0 elsewhere."""
+        values = torch.tensor(list(chain(*self.logprobs)))
+        return torch.zeros(mask.shape).masked_scatter(mask, values)
+
     def metrics(self) -> dict[str, float]:
         """Means over the answers."""
-        pairs = zip(self.answers, self.prompt_lengths, strict=True)
-        sampled = [answer.token_ids[prompt:] for answer, prompt in pairs]
         judged = np.array(self.rewards)[np.isfinite(self.rewards)]
         found = {name: [value for part in self.parts if (value := part[name]) is not None] for name in self.parts[0]}
         by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
@@ -246,21 +253,17 @@ class Written:
             "reward_deviation": float(np.std(judged)),
             "length": float(np.mean(self.lengths)),
             "truncated": 1 - float(np.mean(self.is_finished)),
-            "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
+            "repetition": float(np.mean([repetition(transcript.sampled) for transcript in self.transcripts])),
         }
 
 
-@dataclass(frozen=True)
-class Question:
-    """A tokenised prompt, with the other keys of its line."""
-
-    token_ids: list[int]
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Writer:
-    """Samples answers to prompts and rewards them; several `ranks` share the work."""
+    """Samples answers to prompts and rewards them; several `ranks` share the work.
+
+    With `conversing`, an answer is a conversation with an environment, whose rewards count as those of one more source.
+    One process keeps its engine for the next call with the same model.
+    """
 
     tokenizer: Tokenizer
     rewards: Mapping[str, tuple[float, Reward]]
@@ -270,15 +273,16 @@ class Writer:
     max_batch_size: int = 128
     ranks: Ranks = ALONE
     may_miss: bool = False
+    conversing: Conversing | None = None
+    _generator: tuple[Transformer, Generator] | None = None
 
     def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
         """Returns `count` answers to each question; the seed of question i is derived from `seed` and i."""
-        generator = Generator(
-            model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size, ranks=self.ranks
-        )
-        settings = GenerationConfig(
-            max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
-        )
+        generator = self._generator_of(model)
+        settings = GenerationConfig(max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=1.0)
+        if self.conversing is not None:
+            return self._rewarded(*_spoken(self.conversing(generator, questions, count, settings, seed)))
+        settings = settings.replace(num_completions=count)
         configs = [settings.replace(seed=derive_seed(seed, "prompt", number)) for number in range(len(questions))]
         completions = generator.generate([question.token_ids for question in questions], configs)
         repeats = [question for question in questions for _ in range(count)]
@@ -286,27 +290,72 @@ class Writer:
             Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
             for question, written in zip(repeats, completions, strict=True)
         ]
-        lengths = [len(question.token_ids) for question in repeats]
+        pairs = zip(repeats, answers, strict=True)
+        transcripts = [
+            Transcript(answer.token_ids, [(len(question.token_ids), len(answer.token_ids))])
+            for question, answer in pairs
+        ]
         finished = [written.finish_reason == "stop" for written in completions]
-        parts = self.ranks.shared(len(repeats), lambda own: self._judged(answers[own.start : own.stop]))
-        rewards = [self._total(part, answer) for part, answer in zip(parts, answers, strict=True)]
-        if not np.isfinite(rewards).any():
-            raise TrainingError(f"{' and '.join(self.rewards)} judged none of {counted(len(answers), 'answer')}")
-        return Written(answers, lengths, finished, rewards, parts, [written.logprobs for written in completions])
+        return self._rewarded(answers, transcripts, finished, [written.logprobs for written in completions])
 
-    def _judged(self, answers: Sequence[Answer]) -> list[Mapping[str, float | None]]:
+    def _generator_of(self, model: Transformer) -> Generator:
+        """Between calls, the models of several ranks are in pieces, which an engine must not keep whole."""
+        if self._generator is None or self._generator[0] is not model or self.ranks.are_several:
+            settings: dict[str, Any] = {"max_batch_size": self.max_batch_size, "ranks": self.ranks}
+            self._generator = model, Generator(model, self.tokenizer, end_ids=self.end_ids, **settings)
+        return self._generator[1]
+
+    def _rewarded(
+        self,
+        answers: list[Answer],
+        transcripts: list[Transcript],
+        finished: list[bool],
+        logprobs: list[list[float]],
+        heard: Sequence[float | None] | None = None,
+        failed: Collection[int] = (),
+    ) -> Written:
+        """The answers with their rewards; `heard` are those of an environment, which `failed` for some answers."""
+        parts = self.ranks.shared(len(answers), lambda own: self._judged(answers[own.start : own.stop]))
+        weights = {name: weight for name, (weight, _) in self.rewards.items()}
+        if heard is not None:
+            parts = [{**part, _ENVIRONMENT: reward} for part, reward in zip(parts, heard, strict=True)]
+            weights[_ENVIRONMENT] = 1.0
+        rewards = [
+            math.nan if number in failed else self._total(part, weights, answers[number])
+            for number, part in enumerate(parts)
+        ]
+        if not np.isfinite(rewards).any():
+            raise TrainingError(f"{' and '.join(weights)} judged none of {counted(len(answers), 'answer')}")
+        return Written(answers, transcripts, finished, rewards, parts, logprobs)
+
+    def _judged(self, answers: Sequence[Answer]) -> list[dict[str, float | None]]:
         """The rewards of every answer by source."""
         found = [reward(answers) if answers else [] for _, reward in self.rewards.values()]
-        return [dict(zip(self.rewards, values, strict=True)) for values in zip(*found, strict=True)]
+        return [
+            {name: values[number] for name, values in zip(self.rewards, found, strict=True)}
+            for number in range(len(answers))
+        ]
 
-    def _total(self, part: Mapping[str, float | None], answer: Answer) -> float:
+    def _total(self, part: Mapping[str, float | None], weights: Mapping[str, float], answer: Answer) -> float:
         """The weighted sum of an answer's rewards; without any NaN, or `TrainingError` unless that `may_miss`."""
-        weighted = [self.rewards[name][0] * value for name, value in part.items() if value is not None]
+        weighted = [weights[name] * value for name, value in part.items() if value is not None]
         if not weighted and not self.may_miss:
             raise TrainingError(
-                f"{' and '.join(self.rewards)} gave None for {_shown([answer], 0)}, which is not a finite number"
+                f"{' and '.join(weights)} gave None for {_shown([answer], 0)}, which is not a finite number"
             )
         return sum(weighted) if weighted else math.nan
+
+
+def _spoken(conversations: Sequence[Conversation]) -> tuple[Any, ...]:
+    """The arguments of `Writer._rewarded` for conversations; programs get their messages as a further field."""
+    answers = [
+        Answer(each.prompt, each.text, each.sequence, {**each.state.row, "messages": each.messages})
+        for each in conversations
+    ]
+    transcripts = [Transcript(each.token_ids, each.spans, each.starts) for each in conversations]
+    finished, logprobs = [each.is_finished for each in conversations], [each.logprobs for each in conversations]
+    failed = {number for number, each in enumerate(conversations) if each.has_failed}
+    return answers, transcripts, finished, logprobs, [each.reward for each in conversations], failed
 
 
 def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:

@@ -19,10 +19,11 @@ from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig
+from sheepop.posttrain.conversations import Question
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import OLD, REFERENCE, VALUES, AnswerBatch, PolicyObjective, no_numbers, predicted_values
 from sheepop.posttrain.reward_methods import RewardMethod
-from sheepop.posttrain.rewards import Question, Writer, Written
+from sheepop.posttrain.rewards import Writer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
@@ -30,6 +31,7 @@ from sheepop.train.tensor_batch import TensorBatch
 
 # The most times that prompts are drawn before a rollout goes on with fewer answers.
 _MOST_DRAWS = 4
+_ARRAYS = ("input_ids", "labels", "lengths", "document_ids")
 
 
 @dataclass(eq=False)
@@ -50,6 +52,7 @@ class RolloutSource(StepSource):
     config: RolloutConfig
     batch_size: int
     micro_batch_size: int
+    row_length: int
     answers_per_prompt: int
     seed: int
     pad_id: int
@@ -74,8 +77,9 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         chosen = self._minibatch(rollout, place)
         batch = self._batch.rows(chosen) if len(chosen) else self._nothing()
-        prepared = PreparedStep.of(
-            batch, self.micro_batch_size, self.objective, device=self.placement.device, hashed=self.hashed
+        pieces = [self._batch.rows(piece) for piece in self._pieces(chosen)] or [batch]
+        prepared = PreparedStep.of_pieces(
+            batch, pieces, self.objective, device=self.placement.device, hashed=self.hashed
         )
         empty = TensorBatch.on_host(self._nothing())
         missing = -len(prepared.micro_batches) % self.placement.layout.num_data
@@ -90,7 +94,7 @@ class RolloutSource(StepSource):
         found = {"counters": torch.tensor([self._held, self._taken]), **_named("method", self.method.state())}
         if self._batch is None:
             return found
-        arrays = {"input_ids": self._batch.input_ids, "labels": self._batch.labels, "lengths": self._batch.lengths}
+        arrays = {name: getattr(self._batch, name) for name in _ARRAYS}
         # Without times, which belong to this session: equal runs have equal checkpoints.
         kept = {name: value for name, value in self._metrics.items() if not name.endswith("_seconds")}
         return {
@@ -107,9 +111,11 @@ class RolloutSource(StepSource):
         self._metrics = {name: float(value) for name, value in _below("metrics", state).items()}
         self._batch = None
         if "input_ids" in state:
-            ids, labels, lengths = (state[name].numpy() for name in ("input_ids", "labels", "lengths"))
+            # Runs of older versions have stored no document ids, since every answer was one sequence.
+            arrays = {"document_ids": torch.zeros_like(state["labels"]), **state}
+            ids, labels, lengths, documents = (arrays[name].numpy() for name in _ARRAYS)
             numbers = {name: tensor.numpy() for name, tensor in _below("numbers", state).items()}
-            self._batch = AnswerBatch.of(ids, labels, lengths, numbers)
+            self._batch = AnswerBatch.of(ids, labels, lengths, numbers, documents)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -129,30 +135,38 @@ class RolloutSource(StepSource):
         order = numpy_generator(self.seed, "minibatches", rollout, epoch).permutation(len(self._batch.lengths))
         return np.array_split(order, self.config.minibatches)[part]
 
+    def _pieces(self, chosen: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The answers of each micro-batch of a step, the longest first: together they have no more tokens, padding
+        included, than `micro_batch_size` of the longest rows.
+        """
+        assert self._batch is not None
+        lengths, pieces = self._batch.lengths, list[NDArray[np.int64]]()
+        rest, most = chosen[np.argsort(-lengths[chosen], kind="stable")], self.micro_batch_size * self.row_length
+        while len(rest):
+            count = max(1, most // int(lengths[rest[0]]))
+            pieces.append(rest[:count])
+            rest = rest[count:]
+        return pieces
+
     def _roll_out(self, rollout: int) -> None:
         """Samples new answers and computes all numbers that the objective reads."""
         started = time.monotonic()
-        with self.placement.evaluating():
-            written, found = self._written(rollout)
+        with self.placement.sampling() as model:
+            written, found = self._written(model, rollout)
         self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
         self._batch = self._padded(written)
         self._held = rollout
         if not len(written):
             return
         log_p, values, reference = None, None, None
-        if (
-            self.steps_per_rollout > 1
-            or self.objective.vf_coef > 0
-            or self.reference is not None
-            or self.method.reads_log_probabilities
-        ):
+        if self._reads_log_probabilities:
             log_p, values = self._evaluate(self.placement, self.placement.begin_step, rollout)
         mask = torch.from_numpy(self._batch.labels != IGNORED_LABEL)
         if self.reference is not None:
-            assert log_p is not None
             with self.placement.gathered():
                 reference, _ = self._evaluate(FinishedNetwork(self.reference), lambda: None, rollout)
-            self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
+            found_p = written.log_probabilities(mask) if log_p is None else log_p
+            self._metrics["divergence"] = float(torch.where(mask, found_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
         if self.steps_per_rollout > 1:
@@ -164,10 +178,21 @@ class RolloutSource(StepSource):
             numbers[VALUES] = values
         batch = self._batch
         arrays = {name: tensor.float().numpy() for name, tensor in numbers.items()}
-        self._batch = AnswerBatch.of(batch.input_ids, batch.labels, batch.lengths, arrays)
+        self._batch = replace(batch, numbers=arrays)
         self._metrics |= {**self.method.metrics(), "preparation_seconds": time.monotonic() - started}
 
-    def _written(self, rollout: int) -> tuple[Written, dict[str, float]]:
+    @property
+    def _reads_log_probabilities(self) -> bool:
+        """Whether something reads the policy's log-probabilities of the answers before the first step.
+
+        A step reads those of its answers itself, so only a second one needs those of the policy that sampled them. The
+        sampler's are of temperature 1.
+        """
+        is_compared = self.reference is not None and self.objective.temperature != 1.0
+        several = self.steps_per_rollout > 1 or self.objective.vf_coef > 0
+        return several or is_compared or self.method.reads_log_probabilities
+
+    def _written(self, model: Transformer, rollout: int) -> tuple[Written, dict[str, float]]:
         """Samples rewarded answers, as many as a rollout needs, and returns them with the means over all samples."""
         wanted = self.batch_size * self.config.minibatches
         kept, everything = Written(), Written()
@@ -176,7 +201,7 @@ class RolloutSource(StepSource):
             questions = questions_of(self.prompts, self.order.indices(self._taken, count).tolist())
             self._taken += count
             seed = derive_seed(self.seed, "rollout", rollout, draw)
-            written = self.writer(self.placement.model, questions, self.answers_per_prompt, seed)
+            written = self.writer(model, questions, self.answers_per_prompt, seed)
             everything = everything.and_more(written)
             kept = kept.and_more(written.learnt_from(self.method.advantages(written), wanted - len(kept)))
             if len(kept) == wanted:
@@ -187,13 +212,17 @@ class RolloutSource(StepSource):
         return kept, metrics
 
     def _padded(self, written: Written) -> AnswerBatch:
-        lengths = np.array([len(answer.token_ids) for answer in written.answers], dtype=np.int64)
+        lengths = np.array([len(transcript.token_ids) for transcript in written.transcripts], dtype=np.int64)
         shape = (len(written), int(lengths.max(initial=1)))
         ids, labels = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
-        for row, (answer, prompt) in enumerate(zip(written.answers, written.prompt_lengths, strict=True)):
-            ids[row, : lengths[row]] = answer.token_ids
-            labels[row, prompt - 1 : lengths[row] - 1] = answer.token_ids[prompt:]
-        return AnswerBatch.of(ids, labels, lengths, {})
+        documents = np.zeros(shape, np.int64)
+        for row, transcript in enumerate(written.transcripts):
+            ids[row, : lengths[row]] = transcript.token_ids
+            for begin, end in transcript.spans:
+                labels[row, begin - 1 : end - 1] = transcript.token_ids[begin:end]
+            for start in transcript.starts[1:]:
+                documents[row, start:] += 1
+        return AnswerBatch.of(ids, labels, lengths, {}, documents)
 
     def _nothing(self) -> AnswerBatch:
         """A batch without anything to learn: one token without a label."""
@@ -228,10 +257,8 @@ class RolloutSource(StepSource):
         """The answers of each micro-batch of this rank; empty ones even out the numbers of the ranks."""
         layout = self.placement.layout
         for place in range(self.config.minibatches):
-            chosen = self._minibatch(rollout, place)
-            starts = range(0, len(chosen), self.micro_batch_size)
-            cuts = [chosen[start : start + self.micro_batch_size] for start in starts]
-            cuts += [chosen[:0]] * (-len(cuts) % layout.num_data)
+            cuts = self._pieces(self._minibatch(rollout, place))
+            cuts += [np.zeros(0, np.int64)] * (-len(cuts) % layout.num_data)
             yield from (cuts[number] for number in layout.share(len(cuts)))
 
     def _check_ceilings(self) -> None:
@@ -253,7 +280,12 @@ class RolloutSource(StepSource):
 
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:
     """The prompts of a split with these numbers."""
-    return [Question(split.example(number).ids.tolist(), split.fields[number]) for number in numbers]
+    found = []
+    for number in numbers:
+        fields = dict(split.fields[number])
+        said = {name: fields.pop(name) for name in ("messages", "tools") if name in fields}
+        found.append(Question(split.example(number).ids.tolist(), fields, **said))
+    return found
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,6 +29,8 @@ from sheepop.jobs.task.preferences import without_dropout
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import GRPOConfig, PPOConfig, RolloutConfig
+from sheepop.posttrain.conversations import Conversing
+from sheepop.posttrain.environment import Environment
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.policy import (
@@ -41,6 +43,7 @@ from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, Reward
 from sheepop.posttrain.rewards import Reward, Writer, Written, open_reward
 from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
+from sheepop.serve.answer_text import answer_reader
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
@@ -145,10 +148,10 @@ class PolicyTask(ExampleTask):
             raise ConfigError("A prompt without its end is another prompt: choose tuning.long_examples=leave_out.")
         if settings.temperature != 1.0 and config.model.logit_soft_cap is not None:
             raise ConfigError(f"{method}.temperature is 1 for models with model.logit_soft_cap. Leave it out.")
-        if not settings.rewards:
+        if not settings.rewards and settings.environment is None:
             raise ConfigError(
                 f"Nothing judges the answers. Give --reward, or {method}.reward: a reward model, a Python file or an "
-                "address."
+                "address; or an --environment, whose steps give rewards."
             )
         size = config.training.global_batch_size * settings.minibatches
         if size % self.answers:
@@ -171,12 +174,30 @@ class PolicyTask(ExampleTask):
     def check(self) -> None:
         """Refuses prompts that the model cannot answer, and a reward that cannot be opened."""
         super().check()
-        _ = self.rewards
+        _ = self.rewards, self.conversing
+        counts = self.store.manifest["examples"]
+        plain = counts["train"] + counts["validation"] - self.store.manifest["conversations"]
+        if plain and self.settings.environment is not None:
+            raise ConfigError(
+                f"{counted(plain, 'prompt')} of the data are plain texts, with which no environment can converse. "
+                'Give every line messages: {"messages": [{"role": "user", "content": ...}]}.'
+            )
 
     @cached_property
     def rewards(self) -> Mapping[str, tuple[float, Reward]]:
         """The sources of rewards with their weights: models, programs or services."""
         return open_rewards(self.settings, self.tokenizer(), resolve_device(self.config.device), self.evaluation_batch)
+
+    @cached_property
+    def conversing(self) -> Conversing | None:
+        """The conversations with the environment of the settings, which is opened; None without one."""
+        settings, tokenizer = self.settings, self.tokenizer()
+        if settings.environment is None:
+            return None
+        may_fail = settings.missing_rewards == "leave_out"
+        environment = Environment.open(settings.environment.file, settings.reward_seconds, may_fail=may_fail)
+        template = self.template(tokenizer)
+        return Conversing(environment, template, answer_reader(tokenizer, template), settings.environment.max_turns)
 
     @cached_property
     def _end_ids(self) -> tuple[int, ...]:
@@ -204,6 +225,7 @@ class PolicyTask(ExampleTask):
             config=self.settings,
             batch_size=training.global_batch_size,
             micro_batch_size=training.resolved().micro_batch_size,
+            row_length=self.rows(split).max_length,
             answers_per_prompt=self.answers,
             seed=self.config.seed,
             pad_id=self.tokenizer().filler_id,
@@ -232,6 +254,7 @@ class PolicyTask(ExampleTask):
             _TOGETHER,
             ranks,
             settings.missing_rewards == "leave_out",
+            self.conversing,
         )
 
     def _reference(self, placement: Placement) -> Transformer:
