@@ -154,7 +154,7 @@ class RolloutSource(StepSource):
         with self.placement.sampling() as model:
             written, found = self._written(model, rollout)
         self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
-        self._batch = self._padded(written)
+        self._batch = padded(written, self.pad_id)
         self._held = rollout
         if not len(written):
             return
@@ -211,19 +211,6 @@ class RolloutSource(StepSource):
             metrics["left_out"] = 1 - len(kept) / len(everything)
         return kept, metrics
 
-    def _padded(self, written: Written) -> AnswerBatch:
-        lengths = np.array([len(transcript.token_ids) for transcript in written.transcripts], dtype=np.int64)
-        shape = (len(written), int(lengths.max(initial=1)))
-        ids, labels = np.full(shape, self.pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
-        documents = np.zeros(shape, np.int64)
-        for row, transcript in enumerate(written.transcripts):
-            ids[row, : lengths[row]] = transcript.token_ids
-            for begin, end in transcript.spans:
-                labels[row, begin - 1 : end - 1] = transcript.token_ids[begin:end]
-            for start in transcript.starts[1:]:
-                documents[row, start:] += 1
-        return AnswerBatch.of(ids, labels, lengths, {}, documents)
-
     def _nothing(self) -> AnswerBatch:
         """A batch without anything to learn: one token without a label."""
         row = np.full((1, 1), self.pad_id, np.int64)
@@ -276,6 +263,21 @@ class RolloutSource(StepSource):
                     f"The policy has {found:.3g} {words}, more than {key} = {most:g}, so training stops. "
                     "The run keeps its best checkpoint from before; raise the ceiling to continue."
                 )
+
+
+def padded(written: Written, pad_id: int) -> AnswerBatch:
+    """The answers as rows, with the tokens that the policy has sampled as labels."""
+    lengths = np.array([len(transcript.token_ids) for transcript in written.transcripts], dtype=np.int64)
+    shape = (len(written), int(lengths.max(initial=1)))
+    ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
+    documents = np.zeros(shape, np.int64)
+    for row, transcript in enumerate(written.transcripts):
+        ids[row, : lengths[row]] = transcript.token_ids
+        for begin, end in transcript.spans:
+            labels[row, begin - 1 : end - 1] = transcript.token_ids[begin:end]
+        for start in transcript.starts[1:]:
+            documents[row, start:] += 1
+    return AnswerBatch.of(ids, labels, lengths, {}, documents)
 
 
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:

@@ -36,24 +36,28 @@ class Offer(Protocol):
     @property
     def may_call(self) -> bool:
         """Whether the answer may have calls."""
-        return bool(self.parameters)
 
     @property
     def must_call(self) -> bool:
         """Whether the whole answer must be a call."""
-        return False
 
     @property
     def one_call(self) -> bool:
         """Whether calls after the first stay text."""
-        return False
 
 
 @dataclass(frozen=True)
-class Offered(Offer):
-    """Tools that an answer may call."""
+class Offered:
+    """Tools that an answer may call, or not."""
 
     parameters: Parameters
+    must_call: bool = False
+    one_call: bool = False
+
+    @property
+    def may_call(self) -> bool:
+        """Whether there are any."""
+        return bool(self.parameters)
 
 
 def active_sections(requested: Offer, sections: Sequence[Section]) -> tuple[Section, ...]:
