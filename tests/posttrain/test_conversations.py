@@ -303,7 +303,7 @@ def said(*texts: str) -> list[dict[str, Any]]:
 
 
 def test_a_conversation_that_hangs_is_left_out_and_the_others_go_on(opened: Callable[..., Environment]) -> None:
-    environment = opened(COUNTING, 0.5, may_fail=True)
+    environment = opened(COUNTING, 1.5, may_fail=True)
     first = environment([State(number, {"asks": number}, 0, said()) for number in range(3)])
     assert first == [Reply(()), *[Reply(({"role": "user", "content": "begin"},))] * 2]
     states = [State(number, {}, 0, said("one", text)) for number, text in enumerate(("two", "hang", "raise"))]
@@ -319,7 +319,7 @@ def test_a_conversation_that_hangs_is_left_out_and_the_others_go_on(opened: Call
     ("text", "problem"),
     [
         ("raise", r"failed: ValueError: no such thing; in step 2 of the row \{'n': 1\}"),
-        ("hang", r"took more than 0\.5 s, its time limit \(reward_seconds\)"),
+        ("hang", r"took more than 1\.5 s, its time limit \(reward_seconds\)"),
         ("pair", "failed: TypeError: step must return messages, a reward and whether the conversation is done"),
         ("silent", "there is no message to go on with, and the conversation is not done"),
         ("endless", "the reward is inf, not a finite number"),
@@ -330,7 +330,7 @@ def test_an_environment_that_fails_stops_the_run_and_says_where(
     opened: Callable[..., Environment], text: str, problem: str
 ) -> None:
     with pytest.raises(TrainingError, match=problem):
-        opened(COUNTING, 0.5)([State(0, {"n": 1}, 0, said("one", text))])
+        opened(COUNTING, 1.5)([State(0, {"n": 1}, 0, said("one", text))])
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,10 @@ class Written:
         judged = np.array(self.rewards)[np.isfinite(self.rewards)]
         found = {name: [value for part in self.parts if (value := part[name]) is not None] for name in self.parts[0]}
         by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
+        turns = {"turns": float(np.mean([len(each.spans) for each in self.transcripts]))}
         return {
             **(by_source if len(found) > 1 else {}),
+            **(turns if _ENVIRONMENT in found else {}),
             "reward": float(np.mean(judged)),
             "reward_deviation": float(np.std(judged)),
             "length": float(np.mean(self.lengths)),
