@@ -138,7 +138,8 @@ def test_the_example_of_the_page_is_true(talker: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(
         "{% if tools %}{{ tools[0].function.name }} {% endif %}{% for m in messages %}{{ m.content }}{{ eos_token }}"
-        "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
+        "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+        "{% endfor %}"
     )
     data = tmp_path / "sums.jsonl"
     data.write_text((json.dumps(row) + "\n") * 8)

@@ -177,7 +177,7 @@ def test_turns_and_tokens_are_limited(template: ChatTemplate, opened: Callable[.
     assert (len(turns.spans), turns.reward, turns.is_finished) == (2, 0.5, False)
     size = len(TOKENIZER.encode(call, allow_special=True))
     (cut,), _ = converse(template, environment, [call], max_new_tokens=size - 2)
-    assert (len(cut.token_ids), cut.reward, cut.is_finished) == (cut.most_tokens, None, False)
+    assert (len(cut.token_ids), cut.reward, cut.is_finished) == (cut.most_tokens, 0.0, False)
     # The tool's answer leaves no room for another one of the model.
     (full,), _ = converse(template, environment, [call], max_new_tokens=size + 3)
     assert (len(full.spans), full.token_ids[-1], full.reward, full.is_finished) == (1, END, 0.25, False)

@@ -45,11 +45,6 @@ class _KeptEngine:
     versions: tuple[int, ...]
     is_limited: bool
 
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks of each kind of layer."""
-        return self.engine.scheduler.manager.num_blocks[0]
-
 
 class Generator:
     """Generates continuations; with an encoder-decoder, targets of sources.
@@ -119,12 +114,9 @@ class Generator:
     @property
     def model(self) -> Transformer:
         """The network over the weights of the given model, with the fastest layers for its device."""
-        self._take_weights()
-        return self._model
-
-    def _take_weights(self) -> None:
         for copy, original in self._copies:
             copy.copy_(original)
+        return self._model
 
     @property
     def continues_prompts(self) -> bool:
@@ -226,26 +218,25 @@ class Generator:
         # CUDA graphs read the memory in which they were captured.
         places = [weight.data_ptr() for weight in self._weights if not isinstance(weight, StoredWeight)]
         kind = (max_sequences, guesses, in_int8, config.use_cache, config.batch_invariant, *places)
-        versions, kept = self._versions(), self._kept
+        model, versions, kept = self.model, self._versions(), self._kept
         if (
             kept is not None
             and kept.engine.is_idle
             and kept.kind == kind
             and (kept.versions == versions or (versions is not None and not guesses))
-            and kept.num_blocks >= (needed[0] if kept.is_limited else together)
+            and kept.engine.scheduler.manager.num_blocks[0] >= (needed[0] if kept.is_limited else together)
         ):
             if kept.versions != versions:
-                self._take_weights()
                 kept.engine.scheduler.manager.forget()
                 self._kept = replace(kept, versions=versions)
             kept.engine.scheduler.max_waiting = len(requests)
             return kept.engine
         self._kept = kept = None  # its memory is free for the next
         wanted = max(together, -(-self.max_seq_len // BLOCK_SIZE))
-        free = free_memory(self.model.device) // 2 - self._state_bytes(guesses, max_sequences)
+        free = free_memory(model.device) // 2 - self._state_bytes(guesses, max_sequences)
         affordable = max(0, free) // self._bytes_per_block(guesses, in_int8=in_int8)
         engine = Engine.build(
-            self._invariant_model if config.batch_invariant else self.model,
+            self._invariant_model if config.batch_invariant else model,
             self._sampler,
             num_blocks=max(needed[0], min(wanted, affordable)),
             max_sequences=max_sequences,

@@ -46,9 +46,9 @@ class Transcript(NamedTuple):
 
 @dataclass(eq=False)
 class Conversation:
-    """A conversation while it goes on. `reward` sums those of the environment; None if it gave none.
+    """A conversation while it goes on. `reward` sums those of the environment; None if it has failed.
 
-    `is_finished` is false if the conversation was cut off, and `has_failed` true if the environment failed.
+    `is_finished` is false if the conversation was cut off.
     """
 
     state: State
@@ -62,10 +62,9 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     prompt: str = ""
     text: str = ""
-    reward: float | None = None
+    reward: float | None = 0.0
     is_open: bool = True
     is_finished: bool = False
-    has_failed: bool = False
 
     @property
     def sequence(self) -> list[int]:
@@ -99,12 +98,11 @@ class Conversation:
 
     def hear(self, reply: Reply | None) -> None:
         """Takes what the environment answers; None if it has failed."""
-        if reply is None:
-            self.is_open, self.has_failed = False, True
+        if reply is None or self.reward is None:
+            self.is_open, self.reward = False, None
             return
         self.messages += reply.messages
-        if reply.reward is not None:
-            self.reward = (self.reward or 0.0) + reply.reward
+        self.reward += reply.reward
         self.is_open, self.is_finished = not reply.is_done, reply.is_done
 
 

@@ -18,10 +18,10 @@ _MEMORY_BYTES = 2**31
 
 
 class Reply(NamedTuple):
-    """What an environment answers: messages, a reward or None, and whether the conversation is done."""
+    """What an environment answers: messages, a reward, and whether the conversation is done."""
 
     messages: tuple[Message, ...]
-    reward: float | None = None
+    reward: float = 0.0
     is_done: bool = False
 
 
@@ -107,7 +107,7 @@ class Environment:
         except MessageError as error:
             self._fail(f"returned something else than it should: {error}", state)
             return None
-        return Reply(messages, None if reward is None else float(reward), is_done)
+        return Reply(messages, float(reward or 0), is_done)
 
     def _fail(self, problem: str, state: State) -> None:
         """Raises `TrainingError` unless conversations may fail."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -314,17 +314,16 @@ class Writer:
         finished: list[bool],
         logprobs: list[list[float]],
         heard: Sequence[float | None] | None = None,
-        failed: Collection[int] = (),
     ) -> Written:
-        """The answers with their rewards; `heard` are those of an environment, which `failed` for some answers."""
+        """The answers with their rewards; `heard` are those of an environment, None where it has failed."""
         parts = self.ranks.shared(len(answers), lambda own: self._judged(answers[own.start : own.stop]))
         weights = {name: weight for name, (weight, _) in self.rewards.items()}
         if heard is not None:
             parts = [{**part, _ENVIRONMENT: reward} for part, reward in zip(parts, heard, strict=True)]
             weights[_ENVIRONMENT] = 1.0
         rewards = [
-            math.nan if number in failed else self._total(part, weights, answers[number])
-            for number, part in enumerate(parts)
+            math.nan if part.get(_ENVIRONMENT, 0) is None else self._total(part, weights, answer)
+            for part, answer in zip(parts, answers, strict=True)
         ]
         if not np.isfinite(rewards).any():
             raise TrainingError(f"{' and '.join(weights)} judged none of {counted(len(answers), 'answer')}")
@@ -356,8 +355,7 @@ def _spoken(conversations: Sequence[Conversation]) -> tuple[Any, ...]:
     ]
     transcripts = [Transcript(each.token_ids, each.spans, each.starts) for each in conversations]
     finished, logprobs = [each.is_finished for each in conversations], [each.logprobs for each in conversations]
-    failed = {number for number, each in enumerate(conversations) if each.has_failed}
-    return answers, transcripts, finished, logprobs, [each.reward for each in conversations], failed
+    return answers, transcripts, finished, logprobs, [each.reward for each in conversations]
 
 
 def _checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:

@@ -136,17 +136,9 @@ class RolloutSource(StepSource):
         return np.array_split(order, self.config.minibatches)[part]
 
     def _pieces(self, chosen: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """The answers of each micro-batch of a step, the longest first: together they have no more tokens, padding
-        included, than `micro_batch_size` of the longest rows.
-        """
+        """The answers of each micro-batch of a step; none has more tokens than `micro_batch_size` of longest rows."""
         assert self._batch is not None
-        lengths, pieces = self._batch.lengths, list[NDArray[np.int64]]()
-        rest, most = chosen[np.argsort(-lengths[chosen], kind="stable")], self.micro_batch_size * self.row_length
-        while len(rest):
-            count = max(1, most // int(lengths[rest[0]]))
-            pieces.append(rest[:count])
-            rest = rest[count:]
-        return pieces
+        return cut_by_tokens(chosen, self._batch.lengths, self.micro_batch_size * self.row_length)
 
     def _roll_out(self, rollout: int) -> None:
         """Samples new answers and computes all numbers that the objective reads."""
@@ -263,6 +255,16 @@ class RolloutSource(StepSource):
                     f"The policy has {found:.3g} {words}, more than {key} = {most:g}, so training stops. "
                     "The run keeps its best checkpoint from before; raise the ceiling to continue."
                 )
+
+
+def cut_by_tokens(chosen: NDArray[np.int64], lengths: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+    """The `chosen` rows in pieces of at most `most` tokens, padding included, the longest rows first."""
+    rest, pieces = chosen[np.argsort(-lengths[chosen], kind="stable")], []
+    while len(rest):
+        count = max(1, most // int(lengths[rest[0]]))
+        pieces.append(rest[:count])
+        rest = rest[count:]
+    return pieces
 
 
 def padded(written: Written, pad_id: int) -> AnswerBatch:
