@@ -15,6 +15,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def measure(
                 prepared = source.prepare(number)
                 started = time.perf_counter()
                 runner.take(
-                    prepared, number=number, rate=1e-5, before_forward=lambda n, step=number: seed_torch(0, step, n)
+                    prepared, number=number, rate=1e-5, before_forward=partial(seed_torch, 0, "dropout", number)
                 )
                 updates += time.perf_counter() - started
             measured = prepared.measured

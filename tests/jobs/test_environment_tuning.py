@@ -120,7 +120,7 @@ def test_the_example_of_the_page_is_true(talker: Path, tmp_path: Path) -> None:
     place, row = tmp_path / "calculator.py", json.loads(line)
     place.write_text(program)
     call = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": 25}}}
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "assistant", "content": "", "tool_calls": [{**call, "function": {"name": "add", "arguments": "?"}}]},
         {"role": "assistant", "content": "It is 42."},

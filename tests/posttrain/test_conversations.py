@@ -17,6 +17,7 @@ from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
 from sheepop.parallel.ranks import ALONE
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
 from sheepop.posttrain.conversations import Conversation, Conversing, Question, Transcript
+from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.environment import Environment, Reply, State
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy
@@ -50,6 +51,7 @@ class Environment:
 TEMPLATE = """
 {%- set ns = namespace(last=0) %}{% for m in messages %}
 {%- if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if tools %}{{- '<|im_start|>tool\nadd<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}
 {%- if m.reasoning_content and loop.index0 > ns.last %}
 {{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content }}
@@ -57,6 +59,7 @@ TEMPLATE = """
 {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
 {{- '}</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+SHOWN = "<|im_start|>tool\nadd<|im_end|>\n"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
 
@@ -106,7 +109,8 @@ def template() -> Iterator[ChatTemplate]:
 
 
 def question(template: ChatTemplate, **row: Any) -> Question:
-    ids = template.encode(TOKENIZER, ASKED, tools=TOOLS, add_generation_prompt=True)
+    """A prompt as a run stores it."""
+    ids = ExampleEncoder(TOKENIZER, template, [END]).prompt(ASKED, TOOLS).ids
     return Question(ids, row or {"sum": "5"}, ASKED, TOOLS)
 
 
@@ -140,16 +144,17 @@ def marked(conversation: Conversation) -> list[str]:
 def test_only_what_the_policy_wrote_is_learnt(template: ChatTemplate, opened: Callable[..., Environment]) -> None:
     (found,), policy = converse(template, opened(CALCULATOR), [f"{CALL}<|im_end|>"], ["It is 5.<|im_end|>"])
     assert marked(found) == [
-        f"<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\n[[{CALL}<|im_end|>]]\n"
+        f"{SHOWN}<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\n[[{CALL}<|im_end|>]]\n"
         "<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n[[It is 5.<|im_end|>]]"
     ]
     # What the policy read before its second answer is what inference has there: the conversation, rendered anew.
     call = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         *ASKED,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "5"},
     ]
+    assert policy.prompts[0] == [question(template).token_ids]
     assert policy.prompts[1] == [template.encode(TOKENIZER, messages, tools=TOOLS, add_generation_prompt=True)]
     assert found.messages == [*messages, {"role": "assistant", "content": "It is 5."}]
     assert (found.reward, found.is_finished) == (1.25, True)
@@ -163,8 +168,8 @@ def test_a_turn_that_is_rendered_differently_later_is_a_sequence_of_its_own(
     said = ["<think>2 and 3</think>It is 5.<|im_end|>"], ["Yes, 5.<|im_end|>"]
     (found,), policy = converse(template, opened(asking), *said)
     assert marked(found) == [
-        "<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\n[[<think>2 and 3</think>It is 5.<|im_end|>]]",
-        "<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\nIt is 5.<|im_end|>\n"
+        f"{SHOWN}<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\n[[<think>2 and 3</think>It is 5.<|im_end|>]]",
+        f"{SHOWN}<|im_start|>user\n2+3?<|im_end|>\n<|im_start|>assistant\nIt is 5.<|im_end|>\n"
         "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n[[Yes, 5.<|im_end|>]]",
     ]
     assert policy.prompts[1] == [found.sequence[: -len(TOKENIZER.encode("Yes, 5.<|im_end|>", allow_special=True))]]
@@ -256,7 +261,7 @@ def test_the_advantages_of_ppo_run_over_turns_and_skip_what_the_environment_wrot
 ) -> None:
     (found,), _ = converse(template, opened(CALCULATOR), [f"{CALL}<|im_end|>"], ["It is 5.<|im_end|>"])
     transcript = Transcript(found.token_ids, found.spans, found.starts)
-    answer, reward = Answer("2+3?", found.text, found.sequence), found.reward
+    answer, reward = Answer("2+3?", found.text, found.sequence), found.reward or 0.0
     written = Written([answer], [transcript], [True], [reward], [{"environment": reward}], [found.logprobs])
     batch = padded(written, pad_id=0)
     mask = torch.from_numpy(batch.labels != IGNORE_INDEX)
