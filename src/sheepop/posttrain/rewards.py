@@ -301,11 +301,13 @@ class Writer:
         return self._rewarded(answers, transcripts, finished, [written.logprobs for written in completions])
 
     def _generator_of(self, model: Transformer) -> Generator:
-        """Between calls, the models of several ranks are in pieces, which an engine must not keep whole."""
-        if self._generator is None or self._generator[0] is not model or self.ranks.are_several:
+        """The generator of `model`; that of several ranks is not kept, since between calls they have pieces of it."""
+        kept = self._generator
+        if kept is None or kept[0] is not model:
             settings: dict[str, Any] = {"max_batch_size": self.max_batch_size, "ranks": self.ranks}
-            self._generator = model, Generator(model, self.tokenizer, end_ids=self.end_ids, **settings)
-        return self._generator[1]
+            kept = model, Generator(model, self.tokenizer, end_ids=self.end_ids, **settings)
+        self._generator = None if self.ranks.are_several else kept
+        return kept[1]
 
     def _rewarded(
         self,
@@ -317,16 +319,14 @@ class Writer:
     ) -> Written:
         """The answers with their rewards; `heard` are those of an environment, None where it has failed."""
         parts = self.ranks.shared(len(answers), lambda own: self._judged(answers[own.start : own.stop]))
-        weights = {name: weight for name, (weight, _) in self.rewards.items()}
         if heard is not None:
             parts = [{**part, _ENVIRONMENT: reward} for part, reward in zip(parts, heard, strict=True)]
-            weights[_ENVIRONMENT] = 1.0
         rewards = [
-            math.nan if part.get(_ENVIRONMENT, 0) is None else self._total(part, weights, answer)
+            math.nan if part.get(_ENVIRONMENT, 0) is None else self._total(part, answer)
             for part, answer in zip(parts, answers, strict=True)
         ]
         if not np.isfinite(rewards).any():
-            raise TrainingError(f"{' and '.join(weights)} judged none of {counted(len(answers), 'answer')}")
+            raise TrainingError(f"{' and '.join(self._weights)} judged none of {counted(len(answers), 'answer')}")
         return Written(answers, transcripts, finished, rewards, parts, logprobs)
 
     def _judged(self, answers: Sequence[Answer]) -> list[dict[str, float | None]]:
@@ -337,12 +337,18 @@ class Writer:
             for number in range(len(answers))
         ]
 
-    def _total(self, part: Mapping[str, float | None], weights: Mapping[str, float], answer: Answer) -> float:
+    @property
+    def _weights(self) -> dict[str, float]:
+        """The weights of all sources of rewards by their names."""
+        own = {name: weight for name, (weight, _) in self.rewards.items()}
+        return own if self.conversing is None else {**own, _ENVIRONMENT: 1.0}
+
+    def _total(self, part: Mapping[str, float | None], answer: Answer) -> float:
         """The weighted sum of an answer's rewards; without any NaN, or `TrainingError` unless that `may_miss`."""
-        weighted = [weights[name] * value for name, value in part.items() if value is not None]
+        weighted = [self._weights[name] * value for name, value in part.items() if value is not None]
         if not weighted and not self.may_miss:
             raise TrainingError(
-                f"{' and '.join(weights)} gave None for {_shown([answer], 0)}, which is not a finite number"
+                f"{' and '.join(self._weights)} gave None for {_shown([answer], 0)}, which is not a finite number"
             )
         return sum(weighted) if weighted else math.nan
 
