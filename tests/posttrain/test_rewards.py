@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import ConfigError, TrainingError
+from sheepop.posttrain.conversations import Transcript
 from sheepop.posttrain.rewards import Answer, Reward, Writer, Written, open_reward
 from sheepop.tokenizer import Tokenizer
 
@@ -115,7 +116,8 @@ def test_several_rewards_are_added_with_their_weights(opened: Any, tokenizers: d
     assert parts == [{"length": 6.0, "right": 1.0}, {"length": 400.0, "right": None}]
     totals = [writer._total(part, answer) for part, answer in zip(parts, ANSWERS, strict=True)]
     assert totals == [0.5 * 6 + 10 * 1, 0.5 * 400]
-    found = Written(list(ANSWERS), [1, 1], [True, True], totals, parts, [[0.0], [0.0]]).metrics()
+    transcripts = [Transcript(answer.token_ids, [(1, len(answer.token_ids))]) for answer in ANSWERS]
+    found = Written(list(ANSWERS), transcripts, [True, True], totals, parts, [[0.0], [0.0]]).metrics()
     assert (found["reward_of_length"], found["reward_of_right"], found["reward"]) == (203.0, 1.0, (13 + 200) / 2)
     alone = replace(writer, rewards={"right": (1.0, right)})
     with pytest.raises(TrainingError, match=r"right gave None for the answer ' x x"):

@@ -292,11 +292,10 @@ class Writer:
             Answer(written.prompt, written.text, [*question.token_ids, *written.token_ids], question.fields)
             for question, written in zip(repeats, completions, strict=True)
         ]
-        pairs = zip(repeats, answers, strict=True)
-        transcripts = [
-            Transcript(answer.token_ids, [(len(question.token_ids), len(answer.token_ids))])
-            for question, answer in pairs
+        spans = [
+            (len(question.token_ids), len(answer.token_ids)) for question, answer in zip(repeats, answers, strict=True)
         ]
+        transcripts = [Transcript(answer.token_ids, [span]) for answer, span in zip(answers, spans, strict=True)]
         finished = [written.finish_reason == "stop" for written in completions]
         return self._rewarded(answers, transcripts, finished, [written.logprobs for written in completions])
 
