@@ -61,7 +61,7 @@ def test_changed_weights_are_seen(toy_model: Build, characters: CharTokenizer) -
     model = toy_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     generator = Generator(model, characters)
-    before = generator.generate([PROMPT[:20]], GREEDY)[0].text
+    before, kept = generator.generate([PROMPT[:20]], GREEDY)[0].text, generator._kept
     model(torch.tensor([characters.encode(PROMPT[:20])]))[..., 5].sum().backward()
     optimizer.step()
     after = generator.generate([PROMPT[:20]], GREEDY)[0].text
@@ -69,6 +69,7 @@ def test_changed_weights_are_seen(toy_model: Build, characters: CharTokenizer) -
     with torch.no_grad():
         model.embedding.weight.copy_(torch.randn(model.embedding.weight.shape))
     assert generator.generate([PROMPT[:20]], GREEDY)[0].text == alone(model, characters, PROMPT[:20])
+    assert kept is not None and generator._kept is not None and generator._kept.engine is kept.engine
 
 
 def test_whoever_watches_sees_every_token(toy_model: Build, characters: CharTokenizer) -> None:

@@ -13,9 +13,11 @@ import torch
 from sheepop.core.errors import ConfigError
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
+from sheepop.posttrain.conversations import Transcript
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective, repetition
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, token_rewards
 from sheepop.posttrain.rewards import Answer, Written
+from sheepop.posttrain.rollouts import cut_by_tokens
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -142,7 +144,7 @@ def test_the_entropy_term_has_the_gradient_of_the_entropy() -> None:
 def written(rewards: list[float], finished: list[bool] | None = None) -> Written:
     count = len(rewards)
     made = [Answer("p", "a", list(range(LENGTHS[n % 4]))) for n in range(count)]
-    prompts = [PROMPTS[n % 4] for n in range(count)]
+    prompts = [Transcript(made[n].token_ids, [(PROMPTS[n % 4], LENGTHS[n % 4])]) for n in range(count)]
     logprobs = [[-0.5 - place / 8 for place in range(LENGTHS[n % 4] - PROMPTS[n % 4])] for n in range(count)]
     parts = [{"check.py": reward} for reward in rewards]
     return Written(made, prompts, finished or [True] * count, rewards, parts, logprobs)
@@ -272,3 +274,18 @@ def test_tokens_are_weighted_by_their_probability_in_training_over_that_in_the_s
     )  # fmt: skip
     with pytest.raises(ValueError, match="at temperature 1"):
         GRPOConfig(sampler_ratio_cap=2.0, temperature=0.7)
+
+
+def test_answers_of_like_length_share_a_micro_batch() -> None:
+    lengths, chosen = np.array([5, 9, 3, 7, 20, 3]), np.array([5, 0, 1, 2, 3, 4])
+    # Two of 9 are 18 tokens, and one of 20 is too many, but cannot be cut.
+    assert [piece.tolist() for piece in cut_by_tokens(chosen, lengths, 18)] == [[4], [1, 3], [0, 5, 2]]
+    assert cut_by_tokens(chosen[:0], lengths, 18) == []
+
+
+def test_the_samplers_probabilities_stand_at_their_tokens() -> None:
+    made, mask = written([1.0, 0.0, 1.0, 0.0]), mask_of(4)
+    found = made.log_probabilities(mask)
+    for row in range(4):
+        assert found[row][mask[row]].tolist() == pytest.approx(made.logprobs[row])
+    assert found[~mask].abs().max() == 0

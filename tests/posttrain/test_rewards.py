@@ -17,7 +17,8 @@ import pytest
 
 from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.jobs.task.reward_sources import open_reward
-from sheepop.posttrain.rewards import Answer, Question, Reward, Writer, Written
+from sheepop.posttrain.conversations import Question, Transcript
+from sheepop.posttrain.rewards import Answer, Reward, Writer, Written, answered
 from sheepop.tokenizer import Tokenizer
 
 ANSWERS = [
@@ -146,9 +147,9 @@ def test_what_a_program_gets_is_said_by_its_parameters(opened: Any, parameters: 
 
 def test_an_answer_to_a_conversation_has_its_messages_and_tools() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    answer = Question([1, 2], {"answer": "three"}, ASKED, tools).answer("<user>one", " three", [3])
+    answer = answered(Question([1, 2], {"answer": "three"}, ASKED, tools), "<user>one", " three", [3])
     assert answer == Answer("<user>one", " three", [1, 2, 3], {"answer": "three", "tools": tools}, ASKED, SAID)
-    assert Question([1], {}).answer("one", " x", [3]) == Answer("one", " x", [1, 3])
+    assert answered(Question([1], {}), "one", " x", [3]) == Answer("one", " x", [1, 3])
 
 
 def test_a_key_of_a_line_with_the_name_of_another_argument_is_named(opened: Any) -> None:
@@ -179,7 +180,8 @@ def test_several_rewards_are_added_with_their_weights(opened: Any, tokenizers: d
     assert parts == [{"length": 6.0, "right": 1.0}, {"length": 400.0, "right": None}]
     totals = [writer._total(part, answer) for part, answer in zip(parts, ANSWERS, strict=True)]
     assert totals == [0.5 * 6 + 10 * 1, 0.5 * 400]
-    found = Written(list(ANSWERS), [1, 1], [True, True], totals, parts, [[0.0], [0.0]]).metrics()
+    transcripts = [Transcript(answer.token_ids, [(1, len(answer.token_ids))]) for answer in ANSWERS]
+    found = Written(list(ANSWERS), transcripts, [True, True], totals, parts, [[0.0], [0.0]]).metrics()
     assert (found["reward_of_length"], found["reward_of_right"], found["reward"]) == (203.0, 1.0, (13 + 200) / 2)
     alone = replace(writer, rewards={"right": (1.0, right)})
     with pytest.raises(TrainingError, match=r"right gave None for the answer ' x x"):

@@ -394,3 +394,28 @@ def test_who_watches_the_model_sees_what_trains(precision: str) -> None:
         model.hidden_states(**inputs)
     exact = own["blocks.0.feed_forward_input"]
     torch.testing.assert_close(value.float(), exact, atol=0.05 if precision == "bf16" else 0.0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "lora"])
+def test_what_samples_has_the_weights_of_steps_and_no_copy_of_them(kind: str) -> None:
+    model = make_model(tied=kind != "untied").requires_grad_(True)
+    if kind == "lora":
+        add_lora(model, LoraConfig(rank=2))
+    network = OneDevice(model, precision="bf16", device="cpu")
+    ids = torch.from_numpy(Rows().batch(np.arange(2)).input_ids)
+    with network.sampling() as sampled:
+        pass
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.requires_grad):
+            weight += torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) / 8
+        with network.sampling() as again:
+            assert again is sampled
+            assert {weight.dtype for weight in again.parameters()} == {torch.bfloat16}
+            expected = network.modules.eval().hidden_states(ids)
+            torch.testing.assert_close(again.hidden_states(ids), expected, rtol=0, atol=0)
+    own = {weight.data_ptr() for weight in (*network.modules.parameters(), *model.parameters())}
+    own |= {cast.data_ptr() for cast in network._working}
+    assert {weight.data_ptr() for weight in sampled.parameters()} <= own
+    exact = OneDevice(make_model(), precision="fp32", device="cpu")
+    with exact.sampling() as whole:
+        assert whole is exact.model

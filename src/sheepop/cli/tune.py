@@ -48,6 +48,14 @@ RewardSource = Annotated[
         help="What scores answers: a reward model, a Python file with a function reward, or a service.",
     ),
 ]
+EnvironmentFile = Annotated[
+    str | None,
+    typer.Option(
+        "--environment",
+        metavar="FILE.py",
+        help="What the model converses with before its answer is scored: a Python file with a class Environment.",
+    ),
+]
 Show = Annotated[
     int | None,
     typer.Option(
@@ -134,6 +142,8 @@ Examples:
   sheepop tune grpo runs/chat --data sums.jsonl --reward http://127.0.0.1:8001/judge --output runs/sums
 
   sheepop tune grpo runs/chat --data sums.jsonl --reward check.py --output runs/sums tuning.grpo.group_size=16
+
+  sheepop tune grpo runs/chat --data sums.jsonl --environment calculator.py --output runs/sums
 """,
 }
 
@@ -172,6 +182,7 @@ def _rewards_command(method: Method) -> None:
         data: Data = None,
         validation: Validation = None,
         reward: RewardSource = None,
+        environment: EnvironmentFile = None,
         output: RunOutput = None,
         device: Device = None,
         resume: Resume = None,
@@ -180,7 +191,7 @@ def _rewards_command(method: Method) -> None:
         quiet: Quiet = False,
         as_json: Json = False,
     ) -> None:
-        files = (data, validation, output, device, resume, overwrite, show, quiet, as_json, reward)
+        files = (data, validation, output, device, resume, overwrite, show, quiet, as_json, reward, environment)
         _tune(method, model, overrides, config, *files)
 
 
@@ -268,6 +279,7 @@ def _tune(
     quiet: bool,
     as_json: bool,
     reward: str | None = None,
+    environment: str | None = None,
 ) -> None:
     """Starts or resumes a run of a method, or shows its examples."""
     if model is not None and "=" in str(model) and not model.exists():  # a setting, and no model
@@ -277,8 +289,9 @@ def _tune(
         options["data"] = {"paths": [str(path) for path in data]}
     if validation:
         options["tuning"]["validation_paths"] = [str(path) for path in validation]
-    if reward is not None:
-        options["tuning"][method] = {"reward": reward}
+    given = {"reward": reward, "environment": None if environment is None else {"file": environment}}
+    if found := {name: value for name, value in given.items() if value is not None}:
+        options["tuning"][method] = found
     if device is not None:
         options["device"] = device
     if model is None and resume in (None, "auto"):

@@ -235,6 +235,14 @@ class BlockManager:
         table.version += 1
         table.released, table.room = [0] * len(self._pools), 0
 
+    def forget(self) -> None:
+        """Forgets what the blocks hold, so that no new sequence finds it; every table must be closed."""
+        for pool in self._pools:
+            pool.found.clear()
+            pool.content = [_NO_CONTENT] * len(pool.content)
+        self._contents.clear()
+        self._keys.clear()
+
     def _take(self, kind: int) -> int:
         block, lost = self._pools[kind].take()
         if lost != _NO_CONTENT and not any(lost in pool.found for pool in self._pools):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from sheepop.adapt.lora import adapted_layers
 from sheepop.adapt.native_products import can_be_batch_invariant, with_native_products
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.scalar_head import REWARD_HEAD
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import CacheDtype, GenerationConfig
@@ -36,18 +37,13 @@ OnText = Callable[[int, str], None]
 class _KeptEngine:
     """An engine that stays for the next call; `is_limited` if memory had no room for more blocks.
 
-    It suits requests of the same `kind`, as long as the weights have the same `versions`.
+    It suits requests of the same `kind`. Once the weights have other `versions`, its keys and values are forgotten.
     """
 
     engine: Engine
     kind: tuple[object, ...]
     versions: tuple[int, ...]
     is_limited: bool
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks of each kind of layer."""
-        return self.engine.scheduler.manager.num_blocks[0]
 
 
 class Generator:
@@ -56,7 +52,8 @@ class Generator:
     It computes in the data type of the model's parameters, but on a CPU whose kernels read 16 bits in float32.
 
     The engine stays between calls, so that a prompt which begins like an earlier one, such as the next turn of a
-    conversation, is read from there on only. It is built anew after the weights have changed; `close` frees its memory.
+    conversation, is read from there on only. After weights have changed in place, it reads prompts anew; `close` frees
+    its memory.
 
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
     memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
@@ -217,22 +214,28 @@ class Generator:
         guesses = max(request.config.guesses for request in requests)
         needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
         together = sum(needed[:max_sequences])
-        kind = (max_sequences, guesses, config.cache_dtype, config.use_cache, config.batch_invariant)
-        versions, kept = self._versions(), self._kept
+        # CUDA graphs read the memory in which they were captured.
+        places = [weight.data_ptr() for weight in self._weights if not isinstance(weight, StoredWeight)]
+        kind = (max_sequences, guesses, config.cache_dtype, config.use_cache, config.batch_invariant, *places)
+        model, versions, kept = self.model, self._versions(), self._kept
         if (
             kept is not None
             and kept.engine.is_idle
-            and (kept.kind, kept.versions) == (kind, versions)
-            and kept.num_blocks >= (needed[0] if kept.is_limited else together)
+            and kept.kind == kind
+            and (kept.versions == versions or (versions is not None and not guesses))
+            and kept.engine.scheduler.manager.num_blocks[0] >= (needed[0] if kept.is_limited else together)
         ):
+            if kept.versions != versions:
+                kept.engine.scheduler.manager.forget()
+                self._kept = replace(kept, versions=versions)
             kept.engine.scheduler.max_waiting = len(requests)
             return kept.engine
         self._kept = kept = None  # its memory is free for the next
         wanted = max(together, -(-self.max_seq_len // BLOCK_SIZE))
-        free = free_memory(self.model.device) // 2 - self._state_bytes(guesses, max_sequences)
+        free = free_memory(model.device) // 2 - self._state_bytes(guesses, max_sequences)
         affordable = max(0, free) // self._bytes_per_block(guesses, config.cache_dtype)
         engine = Engine.build(
-            self._invariant_model if config.batch_invariant else self.model,
+            self._invariant_model if config.batch_invariant else model,
             self._sampler,
             num_blocks=max(needed[0], min(wanted, affordable)),
             max_sequences=max_sequences,

@@ -17,8 +17,9 @@ from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
 from sheepop.jobs.task.reward_sources import open_reward
+from sheepop.posttrain.conversations import Question
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.rewards import Question, Writer, Written
+from sheepop.posttrain.rewards import Writer, Written
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
 from sheepop.posttrain.templates import template_of
 

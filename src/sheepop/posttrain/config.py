@@ -81,11 +81,23 @@ class RewardConfig(Config):
     """Require chosen answers to be better by at least the margins in the examples."""
 
 
+class EnvironmentConfig(Config):
+    """A program that answers what the model says, turn by turn, such as one that runs its tool calls."""
+
+    file: PathText
+    """Python file with a class `Environment`, an object of which follows each conversation: `reset(row)` returns
+    messages after the prompt, or none; `step(message)` returns messages, a reward or none, and whether the conversation
+    is done."""
+    max_turns: int = Field(8, ge=1)
+    """The most answers of the model in a conversation."""
+
+
 class SamplingConfig(Config):
     """Settings of methods that learn from the model's own answers to prompts."""
 
     max_new_tokens: int = Field(128, ge=1)
-    """Longest answer in tokens; a prompt may have the rest of `data.max_length`."""
+    """Longest answer in tokens; a prompt may have the rest of `data.max_length`. With an environment, all that follows
+    the prompt counts: answers, messages of the environment, and what the template renders again."""
     temperature: float = Field(1.0, gt=0)
     """Temperature at which answers are sampled and all log-probabilities are computed."""
     minibatches: int = Field(1, ge=1)
@@ -155,11 +167,13 @@ class RolloutConfig(SamplingConfig):
     gets `{"answers": [{"prompt", "completion", "fields"}]}` by POST and replies `{"rewards": [...]}`; `judge`, with
     the settings `tuning.judge`; or `code`, with `tuning.code`. Several are added with their weights, such as
     `{check.py: 1.0, judge: 0.5}`; one that gives null to an answer does not count there."""
+    environment: EnvironmentConfig | None = None
+    """Answers are conversations with this program, whose rewards are added to those of `reward`."""
     missing_rewards: Literal["stop", "leave_out"] = "stop"
-    """What happens if no source gives an answer a number, because it failed, took too long, or gave null: `stop` the
-    run, or `leave_out` the answer and count it."""
+    """What happens if no source gives an answer a number, because it or the environment failed, took too long, or gave
+    null: `stop` the run, or `leave_out` the answer and count it."""
     reward_seconds: float = Field(10.0, gt=0)
-    """Time limit of a reward program or service, in seconds for each answer."""
+    """Time limit of a reward program or service, in seconds for each answer, and of each call of an environment."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio of new to old probabilities is clipped below at 1 minus this."""
     clip_high: float = Field(0.2, gt=0)

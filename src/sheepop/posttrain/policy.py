@@ -29,7 +29,10 @@ VALUES, RETURNS = "old_values", "returns"
 
 @dataclass(frozen=True, eq=False)
 class AnswerBatch(Batch):
-    """Answers of a policy after their prompts, padded at the end, with named `numbers` (B, T) for each label."""
+    """Answers of a policy after their prompts, padded at the end, with named `numbers` (B, T) for each label.
+
+    A row is one document, or several if the policy has read parts of a conversation anew.
+    """
 
     lengths: NDArray[np.int64]
     numbers: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -41,10 +44,15 @@ class AnswerBatch(Batch):
         labels: NDArray[np.int64],
         lengths: NDArray[np.int64],
         numbers: Mapping[str, NDArray[np.float32]],
+        document_ids: NDArray[np.int64] | None = None,
     ) -> AnswerBatch:
-        """A batch of rows with one document each; `lengths` (B,) counts tokens without padding."""
+        """A batch of rows; `lengths` (B,) counts tokens without padding. By default each row is one document."""
         positions = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
-        return cls(input_ids, labels, positions, np.zeros_like(input_ids), False, lengths, numbers)
+        if document_ids is None or not document_ids.any():
+            return cls(input_ids, labels, positions, np.zeros_like(input_ids), False, lengths, numbers)
+        begins = np.diff(document_ids, prepend=document_ids[:, :1]) != 0
+        positions = positions - np.maximum.accumulate(np.where(begins, positions, 0), axis=1)
+        return cls(input_ids, labels, positions, document_ids, True, lengths, numbers)
 
     def given(self) -> dict[str, NDArray[Any]]:
         """The numbers."""
@@ -59,6 +67,7 @@ class AnswerBatch(Batch):
             self.labels[chosen][:, :length],
             lengths,
             {name: values[chosen][:, :length] for name, values in self.numbers.items()},
+            self.document_ids[chosen][:, :length],
         )
 
     def cut(self, length: int) -> Batch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Protocol
 
 import torch
@@ -122,8 +121,7 @@ class GroupPolicy(RewardMethod):
             weights = weights / self._config.max_new_tokens
         if self._config.sampler_ratio_cap is not None:
             assert log_p is not None
-            sampled = torch.zeros_like(log_p).masked_scatter(mask, torch.tensor(list(chain(*written.logprobs))))
-            ratios = torch.where(mask, log_p - sampled, 0).exp()
+            ratios = torch.where(mask, log_p - written.log_probabilities(mask), 0).exp()
             self._largest_ratio = float(ratios.max())
             weights = weights * ratios.clamp(max=self._config.sampler_ratio_cap)
         return {ADVANTAGES: advantages, WEIGHTS: weights}

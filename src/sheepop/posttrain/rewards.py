@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sheepop.core.errors import TrainingError
 from sheepop.core.facts import counted
@@ -15,11 +18,13 @@ from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.posttrain.conversations import Conversation, Conversing, Question, Transcript
 from sheepop.posttrain.policy import repetition
 from sheepop.tokenizer import Tokenizer
 from sheepop.tokenizer.messages import Message
 
 _SHOWN_CHARACTERS = 80
+_ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,12 @@ class Reward(Protocol):
 class Written:
     """N sampled answers with their rewards, those of one prompt next to each other.
 
-    `rewards` are NaN for answers that nothing judges; `parts` are the rewards by source. `logprobs` are those of their
-    tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod` has computed them.
+    `rewards` are NaN for answers that nothing judges; `parts` are the rewards by source. `logprobs` are those of the
+    sampled tokens under the policy in the sampler. `advantages` are empty until a `RewardMethod` has computed them.
     """
 
     answers: list[Answer] = field(default_factory=list)
-    prompt_lengths: list[int] = field(default_factory=list)
+    transcripts: list[Transcript] = field(default_factory=list)
     is_finished: list[bool] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     parts: list[Mapping[str, float | None]] = field(default_factory=list)
@@ -100,47 +105,34 @@ class Written:
             for answer, part, reward in judged
         ]
 
+    def log_probabilities(self, mask: Tensor) -> Tensor:
+        """`logprobs` at the places (N, T) of their tokens, which the mask has; 0 elsewhere."""
+        values = torch.tensor(list(chain(*self.logprobs)))
+        return torch.zeros(mask.shape).masked_scatter(mask, values)
+
     def metrics(self) -> dict[str, float]:
         """Means over the answers."""
-        pairs = zip(self.answers, self.prompt_lengths, strict=True)
-        sampled = [answer.token_ids[prompt:] for answer, prompt in pairs]
         judged = np.array(self.rewards)[np.isfinite(self.rewards)]
         found = {name: [value for part in self.parts if (value := part[name]) is not None] for name in self.parts[0]}
         by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
+        turns = {"turns": float(np.mean([len(each.spans) for each in self.transcripts]))}
         return {
             **(by_source if len(found) > 1 else {}),
+            **(turns if _ENVIRONMENT in found else {}),
             **({"reward": float(np.mean(judged)), "reward_deviation": float(np.std(judged))} if len(judged) else {}),
             "length": float(np.mean(self.lengths)),
             "truncated": 1 - float(np.mean(self.is_finished)),
-            "repetition": float(np.mean([repetition(token_ids) for token_ids in sampled])),
+            "repetition": float(np.mean([repetition(transcript.sampled) for transcript in self.transcripts])),
         }
 
 
-@dataclass(frozen=True)
-class Question:
-    """A tokenised prompt, with the other keys of its line; a conversation has its messages and tools, too."""
-
-    token_ids: list[int]
-    fields: Mapping[str, Any]
-    messages: Sequence[Message] = ()
-    tools: Sequence[Mapping[str, Any]] = ()
-
-    @classmethod
-    def of(cls, token_ids: list[int], fields: Mapping[str, Any]) -> Question:
-        """A prompt with these tokens and the fields of its `Group`."""
-        given = {name: fields[name] for name in ("messages", "tools") if name in fields}
-        return cls(token_ids, {name: value for name, value in fields.items() if name not in given}, **given)
-
-    def answer(self, prompt: str, text: str, token_ids: Sequence[int]) -> Answer:
-        """An answer with this text and its tokens; the tools are one more key of the line."""
-        fields = {**self.fields, "tools": list(self.tools)} if self.tools else self.fields
-        said = [{"role": "assistant", "content": text}] if self.messages else ()
-        return Answer(prompt, text, [*self.token_ids, *token_ids], fields, self.messages, said)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Writer:
-    """Samples answers to prompts and rewards them, if there are `rewards`; several `ranks` share the work."""
+    """Samples answers to prompts and rewards them, if there are `rewards`; several `ranks` share the work.
+
+    With `conversing`, an answer is a conversation with an environment, whose rewards count as those of one more source.
+    One process keeps its engine for the next call with the same model.
+    """
 
     tokenizer: Tokenizer
     rewards: Mapping[str, tuple[float, Reward]]
@@ -150,43 +142,97 @@ class Writer:
     max_batch_size: int = 128
     ranks: Ranks = ALONE
     may_miss: bool = False
+    conversing: Conversing | None = None
+    _generator: tuple[Transformer, Generator] | None = None
 
     def __call__(self, model: Transformer, questions: Sequence[Question], count: int, seed: int) -> Written:
         """Returns `count` answers to each question; the seed of question i is derived from `seed` and i."""
-        generator = Generator(
-            model, self.tokenizer, end_ids=self.end_ids, max_batch_size=self.max_batch_size, ranks=self.ranks
-        )
-        settings = GenerationConfig(
-            max_new_tokens=self.max_new_tokens, temperature=self.temperature, num_completions=count, top_p=1.0
-        )
+        generator = self._generator_of(model)
+        settings = GenerationConfig(max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=1.0)
+        if self.conversing is not None:
+            return self._rewarded(*_spoken(self.conversing(generator, questions, count, settings, seed)))
+        settings = settings.replace(num_completions=count)
         configs = [settings.replace(seed=derive_seed(seed, "prompt", number)) for number in range(len(questions))]
         completions = generator.generate([question.token_ids for question in questions], configs)
         repeats = [question for question in questions for _ in range(count)]
         answers = [
-            question.answer(done.prompt, done.text, done.token_ids)
+            answered(question, done.prompt, done.text, done.token_ids)
             for question, done in zip(repeats, completions, strict=True)
         ]
-        lengths = [len(question.token_ids) for question in repeats]
+        spans = [
+            (len(question.token_ids), len(answer.token_ids)) for question, answer in zip(repeats, answers, strict=True)
+        ]
+        transcripts = [Transcript(answer.token_ids, [span]) for answer, span in zip(answers, spans, strict=True)]
         finished = [done.finish_reason == "stop" for done in completions]
-        parts = self.ranks.shared(len(repeats), lambda own: self._judged(answers[own.start : own.stop]))
-        rewards = [self._total(part, answer) for part, answer in zip(parts, answers, strict=True)]
-        if self.rewards and not np.isfinite(rewards).any():
-            raise TrainingError(f"{' and '.join(self.rewards)} judged none of {counted(len(answers), 'answer')}")
-        return Written(answers, lengths, finished, rewards, parts, [done.logprobs for done in completions])
+        return self._rewarded(answers, transcripts, finished, [done.logprobs for done in completions])
 
-    def _judged(self, answers: Sequence[Answer]) -> list[Mapping[str, float | None]]:
+    def _generator_of(self, model: Transformer) -> Generator:
+        """The generator of `model`; that of several ranks is not kept, since between calls they have pieces of it."""
+        kept = self._generator
+        if kept is None or kept[0] is not model:
+            settings: dict[str, Any] = {"max_batch_size": self.max_batch_size, "ranks": self.ranks}
+            kept = model, Generator(model, self.tokenizer, end_ids=self.end_ids, **settings)
+        self._generator = None if self.ranks.are_several else kept
+        return kept[1]
+
+    def _rewarded(
+        self,
+        answers: list[Answer],
+        transcripts: list[Transcript],
+        finished: list[bool],
+        logprobs: list[list[float]],
+        heard: Sequence[float | None] | None = None,
+    ) -> Written:
+        """The answers with their rewards; `heard` are those of an environment, None where it has failed."""
+        parts = self.ranks.shared(len(answers), lambda own: self._judged(answers[own.start : own.stop]))
+        if heard is not None:
+            parts = [{**part, _ENVIRONMENT: reward} for part, reward in zip(parts, heard, strict=True)]
+        rewards = [
+            math.nan if part.get(_ENVIRONMENT, 0) is None else self._total(part, answer)
+            for part, answer in zip(parts, answers, strict=True)
+        ]
+        if self._weights and not np.isfinite(rewards).any():
+            raise TrainingError(f"{' and '.join(self._weights)} judged none of {counted(len(answers), 'answer')}")
+        return Written(answers, transcripts, finished, rewards, parts, logprobs)
+
+    def _judged(self, answers: Sequence[Answer]) -> list[dict[str, float | None]]:
         """The rewards of every answer by source."""
         found = {name: reward(answers) if answers else [] for name, (_, reward) in self.rewards.items()}
         return [{name: values[number] for name, values in found.items()} for number in range(len(answers))]
 
+    @property
+    def _weights(self) -> dict[str, float]:
+        """The weights of all sources of rewards by their names."""
+        own = {name: weight for name, (weight, _) in self.rewards.items()}
+        return own if self.conversing is None else {**own, _ENVIRONMENT: 1.0}
+
     def _total(self, part: Mapping[str, float | None], answer: Answer) -> float:
         """The weighted sum of an answer's rewards; without any NaN, or `TrainingError` unless that `may_miss`."""
-        weighted = [self.rewards[name][0] * value for name, value in part.items() if value is not None]
-        if self.rewards and not weighted and not self.may_miss:
+        weighted = [self._weights[name] * value for name, value in part.items() if value is not None]
+        if self._weights and not weighted and not self.may_miss:
             raise TrainingError(
-                f"{' and '.join(self.rewards)} gave None for {shown([answer], 0)}, which is not a finite number"
+                f"{' and '.join(self._weights)} gave None for {shown([answer], 0)}, which is not a finite number"
             )
         return sum(weighted) if weighted else math.nan
+
+
+def answered(question: Question, prompt: str, text: str, token_ids: Sequence[int]) -> Answer:
+    """An answer with this text and its tokens; the tools are one more key of the line."""
+    fields = {**question.fields, "tools": list(question.tools)} if question.tools else question.fields
+    said = [{"role": "assistant", "content": text}] if question.messages else ()
+    return Answer(prompt, text, [*question.token_ids, *token_ids], fields, question.messages, said)
+
+
+def _spoken(conversations: Sequence[Conversation]) -> tuple[Any, ...]:
+    """The arguments of `Writer._rewarded` for conversations."""
+    answers = []
+    for each in conversations:
+        question, num_asked = each.question, len(each.question.messages)
+        answer = answered(question, each.prompt, each.text, ())
+        answers.append(replace(answer, token_ids=each.sequence, said=each.messages[num_asked:]))
+    transcripts = [Transcript(each.token_ids, each.spans, each.starts) for each in conversations]
+    finished, logprobs = [each.is_finished for each in conversations], [each.logprobs for each in conversations]
+    return answers, transcripts, finished, logprobs, [each.reward for each in conversations]
 
 
 def checked(rewards: Sequence[Any], answers: Sequence[Answer], source: str) -> list[float | None]:

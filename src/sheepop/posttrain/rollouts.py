@@ -20,6 +20,7 @@ from sheepop.data.batch_schedule import SampleOrder
 from sheepop.data.batches import IGNORED_LABEL
 from sheepop.model import Transformer
 from sheepop.posttrain.config import RolloutConfig, SamplingConfig
+from sheepop.posttrain.conversations import Question
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.policy import (
     ADVANTAGES,
@@ -33,7 +34,7 @@ from sheepop.posttrain.policy import (
     predicted_values,
 )  # fmt: skip
 from sheepop.posttrain.reward_methods import RewardMethod
-from sheepop.posttrain.rewards import Question, Writer, Written
+from sheepop.posttrain.rewards import Writer, Written
 from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Network, Placement
@@ -42,6 +43,7 @@ from sheepop.train.tensor_batch import TensorBatch
 
 # The most times that prompts are drawn before a rollout goes on with fewer answers.
 _MOST_DRAWS = 4
+_ARRAYS = ("input_ids", "labels", "lengths", "document_ids")
 
 
 @dataclass(eq=False)
@@ -62,6 +64,7 @@ class RolloutSource(StepSource):
     config: SamplingConfig
     batch_size: int
     micro_batch_size: int
+    row_length: int
     answers_per_prompt: int
     seed: int
     pad_id: int
@@ -87,8 +90,9 @@ class RolloutSource(StepSource):
         assert self._batch is not None
         chosen = self._minibatch(rollout, place)
         batch = self._batch.rows(chosen) if len(chosen) else self._nothing()
-        prepared = PreparedStep.of(
-            batch, self.micro_batch_size, self.objective, device=self.placement.device, hashed=self.hashed
+        pieces = [self._batch.rows(piece) for piece in self._pieces(chosen)] or [batch]
+        prepared = PreparedStep.of_pieces(
+            batch, pieces, self.objective, device=self.placement.device, hashed=self.hashed
         )
         empty = TensorBatch.on_host(self._nothing())
         missing = -len(prepared.micro_batches) % self.placement.layout.num_data
@@ -105,7 +109,7 @@ class RolloutSource(StepSource):
         found = {"counters": torch.tensor([self._held, self._taken]), **_named("method", self.method.state())}
         if self._batch is None:
             return found
-        arrays = {"input_ids": self._batch.input_ids, "labels": self._batch.labels, "lengths": self._batch.lengths}
+        arrays = {name: getattr(self._batch, name) for name in _ARRAYS}
         # Without times, which belong to this session: equal runs have equal checkpoints.
         kept = {name: value for name, value in self._metrics.items() if not name.endswith("_seconds")}
         return {
@@ -123,9 +127,11 @@ class RolloutSource(StepSource):
         self._metrics = {name: float(value) for name, value in _below("metrics", state).items()}
         self._batch = None
         if "input_ids" in state:
-            ids, labels, lengths = (state[name].numpy() for name in ("input_ids", "labels", "lengths"))
+            # Runs of older versions have stored no document ids, since every answer was one sequence.
+            arrays = {"document_ids": torch.zeros_like(state["labels"]), **state}
+            ids, labels, lengths, documents = (arrays[name].numpy() for name in _ARRAYS)
             numbers = {name: tensor.numpy() for name, tensor in _below("numbers", state).items()}
-            self._batch = AnswerBatch.of(ids, labels, lengths, numbers)
+            self._batch = AnswerBatch.of(ids, labels, lengths, numbers, documents)
             self._rows = json.loads(bytes(state["rows"].tolist()))
 
     @contextmanager
@@ -147,11 +153,16 @@ class RolloutSource(StepSource):
         order = numpy_generator(self.seed, "minibatches", rollout, epoch).permutation(len(self._batch.lengths))
         return np.array_split(order, self.config.minibatches)[part]
 
+    def _pieces(self, chosen: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The answers of each micro-batch of a step; none has more tokens than `micro_batch_size` of longest rows."""
+        assert self._batch is not None
+        return cut_by_tokens(chosen, self._batch.lengths, self.micro_batch_size * self.row_length)
+
     def _roll_out(self, rollout: int) -> None:
         """Samples new answers and computes all numbers that the objective reads."""
         started = time.monotonic()
-        with self.placement.evaluating():
-            written, found = self._written(rollout)
+        with self.placement.sampling() as model:
+            written, found = self._written(model, rollout)
         self._metrics = {**found, "rollout_seconds": time.monotonic() - started}
         self._batch, self._rows = padded(written, self.pad_id), written.rows()
         self._held = rollout
@@ -159,19 +170,15 @@ class RolloutSource(StepSource):
             return
         log_p, values, reference = None, None, None
         policy = self.objective if isinstance(self.objective, PolicyObjective) else None
-        if policy is not None and (
-            self.steps_per_rollout > 1
-            or policy.vf_coef > 0
-            or self.reference is not None
-            or self.method.reads_log_probabilities
-        ):
+        if policy is not None and self._reads_log_probabilities(policy):
             log_p, values = self._evaluate(policy, self.placement, self.placement.begin_step, rollout)
         mask = torch.from_numpy(self._batch.labels != IGNORED_LABEL)
         if self.reference is not None:
-            assert policy is not None and log_p is not None
+            assert policy is not None
             with self.placement.gathered():
                 reference, _ = self._evaluate(policy, FinishedNetwork(self.reference), lambda: None, rollout)
-            self._metrics["divergence"] = float(torch.where(mask, log_p - reference, 0).sum() / len(written))
+            found_p = written.log_probabilities(mask) if log_p is None else log_p
+            self._metrics["divergence"] = float(torch.where(mask, found_p - reference, 0).sum() / len(written))
         self._check_ceilings()
         numbers = self.method.numbers(written, mask, log_p, reference, values)
         if ADVANTAGES in numbers:
@@ -185,10 +192,20 @@ class RolloutSource(StepSource):
             numbers[VALUES] = values
         batch = self._batch
         arrays = {name: tensor.float().numpy() for name, tensor in numbers.items()}
-        self._batch = AnswerBatch.of(batch.input_ids, batch.labels, batch.lengths, arrays)
+        self._batch = replace(batch, numbers=arrays)
         self._metrics |= {**self.method.metrics(), "preparation_seconds": time.monotonic() - started}
 
-    def _written(self, rollout: int) -> tuple[Written, dict[str, float]]:
+    def _reads_log_probabilities(self, policy: PolicyObjective) -> bool:
+        """Whether something reads the policy's log-probabilities of the answers before the first step.
+
+        A step reads those of its answers itself, so only a second one needs those of the policy that sampled them. The
+        sampler's are of temperature 1.
+        """
+        is_compared = self.reference is not None and policy.temperature != 1.0
+        several = self.steps_per_rollout > 1 or policy.vf_coef > 0
+        return several or is_compared or self.method.reads_log_probabilities
+
+    def _written(self, model: Transformer, rollout: int) -> tuple[Written, dict[str, float]]:
         """Samples rewarded answers, as many as a rollout needs, and returns them with the means over all samples."""
         wanted = self.batch_size * self.config.minibatches
         kept, everything = Written(), Written()
@@ -197,7 +214,7 @@ class RolloutSource(StepSource):
             questions = questions_of(self.prompts, self.order.indices(self._taken, count).tolist())
             self._taken += count
             seed = derive_seed(self.seed, "rollout", rollout, draw)
-            written = self.writer(self.placement.model, questions, self.answers_per_prompt, seed)
+            written = self.writer(model, questions, self.answers_per_prompt, seed)
             everything = everything.and_more(written)
             kept = kept.and_more(written.learnt_from(self.method.advantages(written), wanted - len(kept)))
             if len(kept) == wanted:
@@ -242,10 +259,8 @@ class RolloutSource(StepSource):
         """The answers of each micro-batch of this rank; empty ones even out the numbers of the ranks."""
         layout = self.placement.layout
         for place in range(self.config.minibatches):
-            chosen = self._minibatch(rollout, place)
-            starts = range(0, len(chosen), self.micro_batch_size)
-            cuts = [chosen[start : start + self.micro_batch_size] for start in starts]
-            cuts += [chosen[:0]] * (-len(cuts) % layout.num_data)
+            cuts = self._pieces(self._minibatch(rollout, place))
+            cuts += [np.zeros(0, np.int64)] * (-len(cuts) % layout.num_data)
             yield from (cuts[number] for number in layout.share(len(cuts)))
 
     def _check_ceilings(self) -> None:
@@ -266,15 +281,29 @@ class RolloutSource(StepSource):
                 )
 
 
+def cut_by_tokens(chosen: NDArray[np.int64], lengths: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+    """The `chosen` rows in pieces of at most `most` tokens, padding included, the longest rows first."""
+    rest, pieces = chosen[np.argsort(-lengths[chosen], kind="stable")], []
+    while len(rest):
+        count = max(1, most // int(lengths[rest[0]]))
+        pieces.append(rest[:count])
+        rest = rest[count:]
+    return pieces
+
+
 def padded(written: Written, pad_id: int) -> AnswerBatch:
     """The answers as rows, with the tokens that the policy has sampled as labels."""
-    lengths = np.array([len(answer.token_ids) for answer in written.answers], dtype=np.int64)
+    lengths = np.array([len(transcript.token_ids) for transcript in written.transcripts], dtype=np.int64)
     shape = (len(written), int(lengths.max(initial=1)))
     ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
-    for row, (answer, prompt) in enumerate(zip(written.answers, written.prompt_lengths, strict=True)):
-        ids[row, : lengths[row]] = answer.token_ids
-        labels[row, prompt - 1 : lengths[row] - 1] = answer.token_ids[prompt:]
-    return AnswerBatch.of(ids, labels, lengths, {})
+    documents = np.zeros(shape, np.int64)
+    for row, transcript in enumerate(written.transcripts):
+        ids[row, : lengths[row]] = transcript.token_ids
+        for begin, end in transcript.spans:
+            labels[row, begin - 1 : end - 1] = transcript.token_ids[begin:end]
+        for start in transcript.starts[1:]:
+            documents[row, start:] += 1
+    return AnswerBatch.of(ids, labels, lengths, {}, documents)
 
 
 def questions_of(split: ExampleSplit, numbers: Sequence[int]) -> list[Question]:

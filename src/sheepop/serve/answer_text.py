@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
-from sheepop.serve.chat_request import ChatRequest
-from sheepop.serve.formats import REQUIRED, Section
+from sheepop.serve.formats import REQUIRED, Parameters, Section, format_of, markers
+from sheepop.tokenizer import ChatTemplate, StreamDecoder, Tokenizer
+from sheepop.tokenizer.chat import as_template_reads
+from sheepop.tokenizer.messages import Message
+
+_TAIL = 16  # tokens of a prompt that may begin a section of the answer
 
 
 @dataclass
@@ -21,25 +26,108 @@ class Part:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
 
-def active_sections(requested: ChatRequest, sections: Sequence[Section]) -> tuple[Section, ...]:
+class Offer(Protocol):
+    """The tools that an answer may call, such as those of a `ChatRequest`."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of every tool by its name."""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may have calls."""
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the whole answer must be a call."""
+
+    @property
+    def one_call(self) -> bool:
+        """Whether calls after the first stay text."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Tools that an answer may call, or not."""
+
+    parameters: Parameters
+    must_call: bool = False
+    one_call: bool = False
+
+    @property
+    def may_call(self) -> bool:
+        """Whether there are any."""
+        return bool(self.parameters)
+
+
+def active_sections(requested: Offer, sections: Sequence[Section]) -> tuple[Section, ...]:
     """The `sections` of a model's format that the answer to a request can have; a required call is JSON."""
     if requested.must_call:
         return REQUIRED
-    has_tools = bool(requested.tools) and requested.tool_choice != "none"
-    return tuple(section for section in sections if has_tools or section.kind != "calls")
+    return tuple(section for section in sections if requested.may_call or section.kind != "calls")
+
+
+def shown_ids(tokenizer: Tokenizer, sections: Sequence[Section]) -> frozenset[int]:
+    """The special tokens that the text of an answer must have, so that its `sections` can be told."""
+    marks = set(markers(sections))
+    special = tokenizer.special_tokens
+    return frozenset(token_id for text, token_id in special.items() if any(text in mark for mark in marks))
+
+
+def begun_section(tokenizer: Tokenizer, sections: Sequence[Section], prompt: Sequence[int]) -> Section | None:
+    """The section of reasoning that a prompt of these tokens has begun, if it has."""
+    tail = tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
+    return next((each for each in sections if each.kind == "reasoning" and tail.endswith(each.begin)), None)
+
+
+def answer_reader(
+    tokenizer: Tokenizer, template: ChatTemplate
+) -> Callable[[Sequence[int], Sequence[int], Sequence[Mapping[str, Any]], int], Message]:
+    """A function from a prompt, its answer, the tools and the number of earlier calls to the message of the answer.
+
+    It reads tokens as the server does, but counts calls for their ids, which the server draws.
+    """
+    sections = format_of(template.source)
+
+    def read(prompt: Sequence[int], answer: Sequence[int], tools: Sequence[Mapping[str, Any]], calls: int) -> Message:
+        functions = [tool.get("function", tool) for tool in tools]
+        offered = Offered({str(each.get("name")): each.get("parameters") or {} for each in functions})
+        shown, numbers = shown_ids(tokenizer, active_sections(offered, sections)), count(calls)
+        decoder = StreamDecoder(tokenizer, shown_ids=shown, continues=True)
+        text = "".join(map(decoder.push, answer)) + decoder.finish()
+        begun = begun_section(tokenizer, sections, prompt)
+        splitter = AnswerText(offered, sections, begun, lambda: f"call{next(numbers):05d}")
+        part = splitter.push(text, is_last=True)
+        more = {"reasoning_content": part.reasoning or None, "tool_calls": part.calls or None}
+        return as_template_reads({"role": "assistant", "content": part.said, **more})
+
+    return read
+
+
+def _random_id() -> str:
+    # Mistral's templates accept only nine letters and digits.
+    return secrets.token_hex(5)[:9]
 
 
 class AnswerText:
     """Splits the pieces of an answer by its `sections`, of which it `begins` in one, if the prompt has begun that.
 
     Whatever the pieces are, the results add up to those for the whole answer. Text that is no call of a tool of the
-    request stays text. Whitespace around sections is said only between other text.
+    request stays text. Whitespace around sections is said only between other text. A call to which the model gives no
+    id gets a `new_id`.
     """
 
-    def __init__(self, requested: ChatRequest, sections: Sequence[Section], begins: Section | None = None) -> None:
-        self._parameters = {tool.function.name: tool.function.parameters for tool in requested.tools or ()}
+    def __init__(
+        self,
+        requested: Offer,
+        sections: Sequence[Section],
+        begins: Section | None = None,
+        new_id: Callable[[], str] = _random_id,
+    ) -> None:
+        self._new_id = new_id
+        self._parameters = requested.parameters
         self._sections = active_sections(requested, sections)
-        self._one_call = requested.parallel_tool_calls is False
+        self._one_call = requested.one_call
         self._section, self._held = begins, ""
         self._said, self._thought = _Spaced(), _Spaced()
         self._thought.after_section, self._said.after_section = True, begins is not None
@@ -132,8 +220,8 @@ class AnswerText:
         if name not in self._parameters:
             raise ValueError("a call names a tool of the request")
         function = {"name": name, "arguments": _arguments(arguments)}
-        # Mistral's templates accept only nine letters and digits, and Kimi's write the id that the model wrote.
-        return {"id": own_id or secrets.token_hex(5)[:9], "type": "function", "function": function}
+        # Kimi's templates write the id that the model wrote.
+        return {"id": own_id or self._new_id(), "type": "function", "function": function}
 
 
 class _Spaced:

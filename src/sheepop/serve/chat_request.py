@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from sheepop.serve.formats import Parameters
 from sheepop.serve.protocol import RequestModel, SamplingRequest
 from sheepop.tokenizer.chat_forms import as_template_reads
 from sheepop.tokenizer.messages import check_content, message_text
@@ -147,6 +148,21 @@ class ChatRequest(SamplingRequest):
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message: cannot be combined with add_generation_prompt")
         return self
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of every tool by its name."""
+        return {tool.function.name: tool.function.parameters for tool in self.tools or ()}
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may have tool calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def one_call(self) -> bool:
+        """Whether the answer may have only one."""
+        return not self.parallel_tool_calls
 
     @property
     def must_call(self) -> bool:

@@ -22,8 +22,9 @@ from sheepop.generate.request import Request, read_prompt
 from sheepop.generate.runner import hidden_states, is_led
 from sheepop.generate.sampler import Likeliest
 from sheepop.model import Transformer
+from sheepop.serve.answer_text import begun_section, shown_ids
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.formats import Section, format_of, markers
+from sheepop.serve.formats import Section, format_of
 from sheepop.serve.logprobs import Tokens
 from sheepop.serve.worker import EngineWorker, SideWork
 from sheepop.tokenizer import ChatTemplate
@@ -32,7 +33,6 @@ from sheepop.tokenizer.chat import free_variables
 T = TypeVar("T")
 _TOKENS_PER_PASS = 2048  # of embeddings
 _ROWS = 256  # of logits at a time
-_TAIL = 16  # tokens of a prompt that may begin a section of the answer
 _FEWEST = 16  # requests may be prepared at a time, even if fewer may wait for the engine
 
 
@@ -93,15 +93,11 @@ class ServedModel:
 
     def shown_ids(self, sections: Sequence[Section]) -> frozenset[int]:
         """The special tokens that the text of an answer has, so that its `sections` can be told."""
-        marks = set(markers(sections))
-        special = self.tokenizer.special_tokens
-        return frozenset(token_id for text, token_id in special.items() if any(text in mark for mark in marks))
+        return shown_ids(self.tokenizer, sections)
 
     def begins_in(self, token_ids: Sequence[int]) -> Section | None:
         """The section of reasoning that a prompt of these tokens has begun, if it has."""
-        tail = self.tokenizer.decode(token_ids[-_TAIL:], skip_special=False).rstrip()
-        found = (each for each in self.sections if each.kind == "reasoning" and tail.endswith(each.begin))
-        return next(found, None)
+        return begun_section(self.tokenizer, self.sections, token_ids)
 
     async def requests(
         self,

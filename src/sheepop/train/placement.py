@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +133,12 @@ class Placement(Network, Protocol):
     def evaluating(self) -> AbstractContextManager[None]:
         """Within the block `model` is whole and in one data type, for scoring, sampling and saving."""
 
+    @contextmanager
+    def sampling(self) -> Iterator[Transformer]:
+        """Yields a model with the current weights to sample from; on one device it has the data type of steps."""
+        with self.evaluating():
+            yield self.model
+
     def gathered(self) -> AbstractContextManager[None]:
         """Within the block `model` is whole, and each weight keeps its data type between evaluations."""
         return nullcontext()
@@ -157,6 +163,7 @@ class OneDevice(Placement):
         self.layout = Layout(ALONE, ParallelConfig())
         self._masters: list[Tensor] = []
         self._working: list[Tensor] = []
+        self._sampled: Transformer | None = None
         dtype = working_dtype(precision)
         self._frozen = [] if dtype is None else _frozen(model)
         for parameter in self._frozen:
@@ -210,6 +217,28 @@ class OneDevice(Placement):
         finally:
             for parameter, data in zip(self._frozen, placed, strict=True):
                 parameter.data = data
+
+    @contextmanager
+    def sampling(self) -> Iterator[Transformer]:
+        """Yields a model over the working weights of training steps, always the same one."""
+        dtype = working_dtype(self.precision)
+        if dtype is None:
+            yield self.model
+            return
+        if self._sampled is None:
+            self._sampled = self._sampling_model(dtype)
+        self.begin_step()
+        yield self._sampled
+
+    def _sampling_model(self, dtype: torch.dtype) -> Transformer:
+        """The model over the working weights; an embedding apart from the head gets a working weight of its own."""
+        embedding, working = self.model.embedding.weight, dict(zip(self._masters, self._working, strict=True))
+        if embedding.dtype != dtype and embedding not in working:
+            working[embedding] = torch.empty_like(embedding, dtype=dtype, requires_grad=False)
+            self._masters.append(embedding)
+            self._working.append(working[embedding])
+        parameters = {cast(nn.Parameter, master): nn.Parameter(found, False) for master, found in working.items()}
+        return self.model.sharing_copy(parameters).eval()
 
     def _place_head(self, dtype: torch.dtype | None) -> None:
         head = self.head

@@ -64,6 +64,13 @@ class PreparedStep:
         """Cuts `batch` into micro-batches of at most `micro_batch_size` rows; the last one may be smaller."""
         starts = range(0, len(batch.input_ids), micro_batch_size)
         pieces = [batch.rows(slice(start, start + micro_batch_size)) for start in starts]
+        return cls.of_pieces(batch, pieces, objective, device=device, hashed=hashed)
+
+    @classmethod
+    def of_pieces(
+        cls, batch: Batch, pieces: Sequence[Batch], objective: Objective, *, device: str, hashed: bool = False
+    ) -> PreparedStep:
+        """The step of `batch`, whose micro-batches are `pieces`."""
         num_tokens = sum(objective.supervised(piece) for piece in pieces)
         return cls(
             [TensorBatch.on_host(piece, pin=device == "cuda") for piece in pieces],

@@ -8,20 +8,16 @@ is a conversation, else texts, as in TRL. The other keys of the prompts' lines a
 
 from __future__ import annotations
 
-import ctypes
 import inspect
-import os
 import resource
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from sheepop.core.bounded_child import Alive, serve
+from sheepop.core.bounded_child import Alive, leave_the_network, serve
 
 FUNCTION = "reward"
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 
 
 def judge(request: Any, alive: Alive) -> Iterator[Any]:
@@ -74,19 +70,6 @@ def _function(path: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = names[FUNCTION]
     return function
-
-
-def leave_the_network() -> None:
-    """Moves this process into an empty network namespace, if the system allows it."""
-    try:
-        unshare = ctypes.CDLL(None, use_errno=True).unshare
-    except (OSError, AttributeError):  # not Linux
-        return
-    user, group = os.getuid(), os.getgid()
-    if unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from sheepop.jobs.task.reward_sources import open_rewards
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import GRPOConfig, PPOConfig, SamplingConfig
+from sheepop.posttrain.conversations import Conversing
+from sheepop.posttrain.environment import Environment
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.policy import (
@@ -42,6 +44,7 @@ from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, Reward
 from sheepop.posttrain.rewards import Reward, Writer, Written
 from sheepop.posttrain.rollouts import RolloutSource, questions_of
 from sheepop.posttrain.rows import Prompt, Row
+from sheepop.serve.answer_text import answer_reader
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
@@ -185,6 +188,7 @@ class RolloutTask(ExampleTask):
             config=self.settings,
             batch_size=training.global_batch_size,
             micro_batch_size=training.resolved().micro_batch_size,
+            row_length=self.rows(split).max_length,
             answers_per_prompt=self.answers,
             seed=self.config.seed,
             pad_id=self.tokenizer().filler_id,
@@ -245,23 +249,41 @@ class PolicyTask(RolloutTask):
 
     def fitted(self, given: Mapping[str, Any]) -> SheepOpConfig:
         """Also refuses settings without a reward."""
-        if not self.settings.rewards:
+        if not self.settings.rewards and self.settings.environment is None:
             raise ConfigError(
                 f"Nothing judges the answers. Give --reward, or tuning.{self.config.tuning.method}.reward: a reward "
-                "model, a Python file, an address, judge or code."
+                "model, a Python file, an address, judge or code; or an --environment, whose steps give rewards."
             )
         return super().fitted(given)
 
     def check(self) -> None:
         """Refuses prompts that the model cannot answer, and a reward that cannot be opened."""
         super().check()
-        _ = self.rewards
+        _ = self.rewards, self.conversing
+        counts = self.store.manifest["examples"]
+        plain = counts["train"] + counts["validation"] - self.store.manifest["conversations"]
+        if plain and self.settings.environment is not None:
+            raise ConfigError(
+                f"{counted(plain, 'prompt')} of the data are plain texts, with which no environment can converse. "
+                'Give every line messages: {"messages": [{"role": "user", "content": ...}]}.'
+            )
 
     @cached_property
     def rewards(self) -> Mapping[str, tuple[float, Reward]]:
         """The sources of rewards with their weights."""
         device = resolve_device(self.config.device)
         return open_rewards(self.settings, self.config.tuning, self.tokenizer(), device, self.evaluation_batch)
+
+    @cached_property
+    def conversing(self) -> Conversing | None:
+        """The conversations with the environment of the settings, which is opened; None without one."""
+        settings, tokenizer = self.settings, self.tokenizer()
+        if settings.environment is None:
+            return None
+        may_fail = settings.missing_rewards == "leave_out"
+        environment = Environment.open(settings.environment.file, settings.reward_seconds, may_fail=may_fail)
+        template = self.template(tokenizer)
+        return Conversing(environment, template, answer_reader(tokenizer, template), settings.environment.max_turns)
 
     def surrogate(self, **more: Any) -> PolicyObjective:
         """The clipped surrogate, with the method's own fields."""
@@ -275,9 +297,9 @@ class PolicyTask(RolloutTask):
         )
 
     def writer(self, ranks: Ranks) -> Writer:
-        """Samples answers and rewards them."""
+        """Samples answers, or conversations, and rewards them."""
         may_miss = self.settings.missing_rewards == "leave_out"
-        return replace(super().writer(ranks), rewards=self.rewards, may_miss=may_miss)
+        return replace(super().writer(ranks), rewards=self.rewards, may_miss=may_miss, conversing=self.conversing)
 
     def rollout_reference(self, placement: Placement) -> Transformer | None:
         """The reference model; with LoRA, the policy without its adapter."""
