@@ -42,6 +42,7 @@ def test_temperature_zero_is_greedy() -> None:
         ("stop", ["END", ""], "empty stop string"),
         ("stop", "", "empty stop string"),
         ("stop", [3], "valid string"),
+        ("cache_dtype", "int4", "'auto', 'int8' or 'fp8'"),
         ("on_overflow", "ignore", "'refuse', 'slide' or 'window'"),
     ],
 )
@@ -50,6 +51,11 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(key: str, value: object,
         validate(GenerationConfig, {key: value})
     assert str(caught.value).startswith(key)
     assert words in str(caught.value)
+
+
+def test_a_data_type_for_no_cache_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use_cache = False stores nothing in cache_dtype = fp8; leave one out"):
+        validate(GenerationConfig, {"use_cache": False, "cache_dtype": "fp8"})
 
 
 def test_a_misspelt_key_is_refused_with_the_right_one() -> None:

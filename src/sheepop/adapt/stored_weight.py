@@ -195,13 +195,15 @@ class StoredWeight(Tensor):
             return x.new_empty(*x.shape[:-1], self.num_rows)
         if x.device.type == "cuda" and count <= _MOST_ROWS_ON_GPU and self.is_for_triton():
             return self.product_by_triton(x, bias)
-        if not self.suits_kernel(x, count):
+        many = count > self.most_native_rows
+        is_native = x.device.type == "cpu" and x.dtype != torch.float64 and self.kernel is not None
+        if not is_native or (many and self.has_scales):
             return self.product_by_torch(x, bias)
         if x.shape[-1] != self.row_length:
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
-        described = ctypes.byref(self.described(single_bias, many=count > self.most_native_rows))
+        described = ctypes.byref(self.described(single_bias, many=many))
         _run()(described, rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
 
@@ -288,11 +290,6 @@ class StoredWeight(Tensor):
         scales = self._parts[1]
         scaling = "" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}"
         return _kernel(self.stored + scaling)
-
-    def suits_kernel(self, x: Tensor, count: int) -> bool:
-        """Whether to use the native kernel for a product with the `count` rows of `x`."""
-        most = self.most_native_rows if self.has_scales or self.kernel is None else math.inf
-        return x.device.type == "cpu" and x.dtype != torch.float64 and count <= most
 
     @property
     def most_native_rows(self) -> float:

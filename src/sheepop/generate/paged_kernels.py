@@ -99,10 +99,12 @@ class KVBlocks:
         Those `beyond` the end of a row (B, num_keys) become 0: NaN in them would pass any mask of attention.
         """
         heads = torch.arange(self.numbers.shape[1], device=self.numbers.device)[:, None]
-        found, *scales = (
-            stored[block_table[:, None, :], heads].flatten(2, 3)[:, :, :num_keys] for stored in self.tensors
+        numbers, scales = (
+            stored if stored is None else stored[block_table[:, None, :], heads].flatten(2, 3)[:, :, :num_keys]
+            for stored in (self.numbers, self.scales)
         )
-        found = self._read(found, *(scales or [None]))
+        assert numbers is not None
+        found = self._read(numbers, scales)
         return found if beyond is None else found.masked_fill_(beyond[:, None, :, None], 0)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
