@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from sheepop.checkpoint import save_model
 from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
@@ -37,6 +38,7 @@ def test_an_export_becomes_one_commit_of_a_private_repository(
     exported: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # that protocol has a server of its own
     with pytest.raises(CheckpointError, match="needs an access token with permission to write"):
         push_model(exported, "me/sheep")
     assert not hub.requests
