@@ -4,9 +4,9 @@ Both start from one model with new weights that transformers has saved, a Llama 
 (262,144 tokens), and read the same files; the same number of examples makes a step, and AdamW moves all weights, or
 adapters of rank 8 in all linear layers, in float32. In a GRPO step one prompt is answered as often as a step has
 examples. Every measurement has a process of its own with one thread, and time is processor time, which other programs
-do not lengthen. Both are measured with activation checkpointing, which TRL has by default, and without. Ours is measured
-with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the same shape:
-the tokens of full rows.
+do not lengthen. Both are measured with activation checkpointing, which TRL has by default, and without. Ours is
+measured with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the
+same shape: the tokens of full rows.
 
 python bench/tune_speed.py --peers DIR --shape gemma3-270m --json bench/results/tune_speed.json
 
