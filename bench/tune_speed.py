@@ -4,9 +4,9 @@ Both start from one model with new weights that transformers has saved, a Llama 
 (262,144 tokens), and read the same files; the same number of examples makes a step, and AdamW moves all weights, or
 adapters of rank 8 in all linear layers, in float32. In a GRPO step one prompt is answered as often as a step has
 examples. Every measurement has a process of its own with one thread, and time is processor time, which other programs
-do not lengthen. TRL is measured with the activation checkpointing that it has by default, and without. Ours is measured
-with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the same shape:
-the tokens of full rows.
+do not lengthen. Both are measured with activation checkpointing, which TRL has by default, and without. Ours is
+measured with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the
+same shape: the tokens of full rows.
 
 python bench/tune_speed.py --peers DIR --shape gemma3-270m --json bench/results/tune_speed.json
 
@@ -45,7 +45,7 @@ def measure(
     if who == "trl":
         sys.path.insert(0, peers)
         return measure_trl(task, model, data, steps, batch, length, checkpointing)
-    return measure_ours(task, model, data, steps, batch, length)
+    return measure_ours(task, model, data, steps, batch, length, checkpointing)
 
 
 class Clock:
@@ -115,7 +115,9 @@ def measure_trl(
     return clock.found(batch)
 
 
-def measure_ours(task: str, model: str, data: str, steps: int, batch: int, length: int) -> dict[str, Any]:
+def measure_ours(
+    task: str, model: str, data: str, steps: int, batch: int, length: int, checkpointing: bool
+) -> dict[str, Any]:
     """Steps of our run; ``packed`` is SFT with packed rows, ``lora`` with a small change, ``text`` pre-training."""
     import numpy as np
 
@@ -148,6 +150,7 @@ def measure_ours(task: str, model: str, data: str, steps: int, batch: int, lengt
         "training": {
             "global_batch_size": batch, "micro_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
             "max_steps": steps, "compile": False, "warmup_steps": 0,
+            "activation_checkpointing": "full" if checkpointing else "none",
             **dict.fromkeys(("eval_interval", "sample_interval", "checkpoint_interval"), steps),
         },
         "device": "cpu",
@@ -265,7 +268,7 @@ def main() -> None:
             ("ours, pre-training", "ours", "text", False),
         ]
         for task in ("sft", "lora", "dpo", "grpo"):
-            rows.append(("ours", "ours", task, False))
+            rows += [("ours", "ours", task, True), ("ours without checkpointing", "ours", task, False)]
             trl = [("TRL", "trl", task, True), ("TRL without checkpointing", "trl", task, False)]
             rows += trl if asked.peers else []
         rows = [row for row in rows if row[2] in asked.tasks]

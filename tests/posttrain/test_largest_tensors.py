@@ -164,7 +164,8 @@ def test_memory_beside_integers_is_the_same_after_twenty_steps_as_after_three(pr
     # The memory of the integers is shared with the model, in which nothing became floats.
     ours = {id(tensor) for weight in model.parameters() if isinstance(weight, StoredWeight) for tensor in weight.memory}
     assert all(id(tensor) in ours for weight in weights for tensor in weight.memory)
-    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+    stored = [weight for weight in model.parameters() if isinstance(weight, StoredWeight)]
+    assert all(weight.data.dtype == torch.float32 for weight in stored)
 
 
 def _bytes_alive() -> int:

@@ -47,8 +47,9 @@ def with_adapters(loaded: LoadedModel, paths: Sequence[str | Path], *, merge: bo
     activate(model, *adapters(model))
     whole = merged(model) if merge and can_merge(model) else model
     ends = end_ids(generation, loaded.config.vocabulary, GENERATION)
-    kept = {"config": whole.config, "generation": generation, "end_ids": ends}
-    return replace(loaded, model=whole.eval(), tokenizer=tokenizer, **kept)
+    return replace(
+        loaded, model=whole.eval(), config=whole.config, tokenizer=tokenizer, generation=generation, end_ids=ends
+    )
 
 
 def family_of(loaded: LoadedModel) -> Family:

@@ -162,7 +162,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor], metadata: M
 def read_metadata(path: Path) -> dict[str, str]:
     """Returns the metadata of a file; raises `CheckpointError` if it is damaged."""
     try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from None
