@@ -53,7 +53,7 @@ def divergence(p: list[float], q: list[float], beta: float) -> float:
 def test_the_loss_is_that_of_a_loop(
     monkeypatch: pytest.MonkeyPatch, weight: float, temperature: float, beta: float, vocabulary: int
 ) -> None:
-    monkeypatch.setattr(supervised, "_LOGITS", 23 * 4)  # four tokens at a time
+    monkeypatch.setattr(supervised, "chunk_rows", lambda *_: 4)  # tokens at a time
     student, teacher = network(1, 16), network(2, 24, vocabulary).requires_grad_(False)
     draw = np.random.default_rng(0)
     ids, labels = draw.integers(0, 23, (3, 9)), draw.integers(0, 23, (3, 9))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sheepop.serve.formats import REQUIRED, Parameters, Section, format_of, markers
 from sheepop.tokenizer import ChatTemplate, StreamDecoder, Tokenizer
-from sheepop.tokenizer.chat import as_template_reads
+from sheepop.tokenizer.chat_forms import as_template_reads
 from sheepop.tokenizer.messages import Message
 
 _TAIL = 16  # tokens of a prompt that may begin a section of the answer
