@@ -194,16 +194,23 @@ def target_layers(model: Transformer, targets: Sequence[str]) -> dict[str, nn.Li
     """Returns the layers that match the patterns, by path; raises `ConfigError` for a pattern without a match.
 
     Routers and experts cannot have adapters, since they are not plain linear layers. An embedding and an output
-    projection that share a weight have adapters of their own, as in PEFT.
+    projection that share a weight have adapters of their own, as in PEFT; they, and every output projection, match only
+    their own name.
     """
     possible: dict[str, nn.Linear | nn.Embedding] = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, AdaptedLayer) or type(module) in _KINDS
     }
+    by_name = _OF_VOCABULARY if model.config.tie_weights else ("lm_head",)
     chosen: dict[str, nn.Linear | nn.Embedding] = {}
     for pattern in targets:
-        meant = [name for name in possible if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")]
+        meant = [
+            name
+            for name in possible
+            if name == pattern
+            or (name not in by_name and (fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")))
+        ]
         if not meant:
             shown = ", ".join(sorted({name.rpartition(".")[2] for name in possible}))
             raise ConfigError(f"No layer of the model matches {pattern!r}. Layers that can have an adapter: {shown}.")

@@ -49,8 +49,8 @@ class RowAdapters(Parts):
         # Attention to latents reads these matrices as a whole.
         whole = [path for path, layer in model.named_modules() if isinstance(layer, LatentAttention)]
         self._whole = {f"{path}.{name}" for path in whole for name in ("k_proj", "v_proj")}
-        # The output projection reads the tokens to predict, of which a row has none or several.
-        self._paths = set(target_layers(self.network, ("*",))) - self._whole - {_HEAD}
+        # Not the output projection, which reads the tokens to predict: a row has none or several.
+        self._paths = set(target_layers(self.network, ("*", "embedding"))) - self._whole
         for path in self._paths:
             layer = adaptable(self.network, path)
             layer.of_rows, layer.path = self, path
