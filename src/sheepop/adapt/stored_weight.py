@@ -333,20 +333,16 @@ class StoredWeight(Tensor):
         args, kwargs = tree_map(lambda value: value.rows() if isinstance(value, cls) else value, (args, kwargs))
         return function(*args, **kwargs)
 
-    def computing_in(self, dtype: torch.dtype) -> StoredWeight:
-        """The same matrix, of another data type."""
-        made = self._wrapped(self.stored, self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
+    def computing_in(self, dtype: torch.dtype, parts: Parts | None = None) -> StoredWeight:
+        """The same matrix, or one with other `parts`, of another data type."""
+        made = self._wrapped(self.stored, parts or self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
         made.always_native = self.always_native
         return made
 
     def _of_expert(self, expert: int) -> StoredWeight:
         numbers, scales, offsets = (part if part is None else part[expert] for part in self._parts)
         assert numbers is not None
-        made = self._wrapped(
-            self.stored, (numbers, scales, offsets), self.num_rows, self.row_length, self.dtype, self._in_tiles
-        )
-        made.always_native = self.always_native
-        return made
+        return self.computing_in(self.dtype, (numbers, scales, offsets))
 
 
 class _Product(torch.autograd.Function):

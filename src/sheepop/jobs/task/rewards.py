@@ -29,7 +29,7 @@ from sheepop.jobs.task.preferences import without_dropout
 from sheepop.jobs.task.reward_sources import open_rewards
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
-from sheepop.posttrain.config import GRPOConfig, PPOConfig, SamplingConfig
+from sheepop.posttrain.config import EnvironmentConfig, GRPOConfig, PPOConfig, SamplingConfig
 from sheepop.posttrain.conversations import Conversing
 from sheepop.posttrain.environment import Environment
 from sheepop.posttrain.example_batches import ExampleRows
@@ -278,12 +278,13 @@ class PolicyTask(RolloutTask):
     def conversing(self) -> Conversing | None:
         """The conversations with the environment of the settings, which is opened; None without one."""
         settings, tokenizer = self.settings, self.tokenizer()
-        if settings.environment is None:
+        chosen: EnvironmentConfig | None = settings.environment
+        if chosen is None:
             return None
         may_fail = settings.missing_rewards == "leave_out"
-        environment = Environment.open(settings.environment.file, settings.reward_seconds, may_fail=may_fail)
+        environment = Environment.open(chosen.file, settings.reward_seconds, may_fail=may_fail)
         template = self.template(tokenizer)
-        return Conversing(environment, template, answer_reader(tokenizer, template), settings.environment.max_turns)
+        return Conversing(environment, template, answer_reader(tokenizer, template), chosen.max_turns)
 
     def surrogate(self, **more: Any) -> PolicyObjective:
         """The clipped surrogate, with the method's own fields."""
