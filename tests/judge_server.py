@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 
 def prefers_the_first(question: str) -> str:
@@ -26,11 +27,17 @@ def judge_server(opinion: Callable[[str], str] = prefers_the_first) -> Iterator[
             asked.append(body["messages"][0]["content"])
             said = first.pop(0) if first else opinion(asked[-1])
             status = {"refuse": 400, "denied": 401, "busy": 503}.get(said, 200)
-            reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+            self.reply(status, {"choices": [{"message": {"content": said}}]})
+
+        def do_GET(self) -> None:
+            self.reply(200, {"object": "list", "data": [{"id": "judge", "object": "model"}]})
+
+        def reply(self, status: int, content: dict[str, Any]) -> None:
+            data = json.dumps(content).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(reply)))
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(reply)
+            self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
             pass

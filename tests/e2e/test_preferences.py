@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import sheepop
 
 from ..command_line import Launcher, in_process
+from ..judge_server import judge_server
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "preferences.md"
@@ -36,17 +38,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("chat", "teacher"):
         sheepop.train(place / "text.txt", place / "runs" / name, device="cpu", quiet=True, settings=TINY)
     said = re.findall(r"^```(json|python)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    (pair, program, prompt, of_all) = (text for _, text in said)
+    (pair, program, prompt, of_messages, tests) = (text for _, text in said)
     names: dict[str, Any] = {}
-    exec(of_all, names)
-    assert names["reward"](["cab > ", "ab > "], ["abc\n", "ba"], ["abc", "ab"]) == [1.0, 0.0]
+    exec(of_messages, names)
+    completions = [[{"role": "assistant", "content": content}] for content in ("abc\n", "ba")]
+    assert names["reward"](["cab > ", "ab > "], completions, ["abc", "ab"]) == [1.0, 0.0]
     assert json.loads(pair) == {"prompt": "cab > ", "chosen": "abc", "rejected": "acb"}
     assert json.loads(prompt) == {"prompt": "cab > ", "answer": "abc"}
     right = {word: "".join(sorted(word)) for word in words}
     pairs = [{"prompt": f"{word} > ", "chosen": right[word], "rejected": word + "a"} for word in words]
     prompts = [{"prompt": f"{word} > ", "answer": right[word]} for word in words]
     answers = [{"prompt": f"{word} > ", "completion": right[word]} for word in words]
-    for name, rows in (("pairs", pairs), ("prompts", prompts), ("chats", answers)):
+    tasks = [{**each, "tests": json.loads(tests)["tests"]} for each in prompts]
+    for name, rows in (("pairs", pairs), ("prompts", prompts), ("chats", answers), ("tasks", tasks)):
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     # The program of the page, and some worth for every answer, so that there is a best one.
     (place / "check.py").write_text(program.replace("return ", "return len(completion) / 99 + "))
@@ -55,17 +59,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_of_the_page_does_what_it_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     printed = {}
-    for words in (shlex.split(line)[1:] for block in blocks for line in block.splitlines()):
-        more = [] if "--show" in words else SMALL
-        if "best-of" in words:
-            more = ["--device", "cpu", "--max-new-tokens", "12", "--count", "4"]
-        if words[1] in ("ppo", "grpo"):
-            more = [*SMALL, f"tuning.{words[1]}.max_new_tokens=8"]
-        ended = in_process(*words, *more)
-        assert ended.code == 0, f"{shlex.join(words)}: {ended.err}"
-        printed[words[1], words[-1]] = ended.out
+    with judge_server(lambda question: "Short enough.\n[[7]]") as (url, asked, _):
+        for line in (line for block in blocks for line in block.splitlines()):
+            words = shlex.split(line.replace("http://127.0.0.1:8000", url))[1:]
+            more = [] if "--show" in words else SMALL
+            if "best-of" in words:
+                more = ["--device", "cpu", "--max-new-tokens", "12", "--count", "4"]
+            if words[1] in ("ppo", "grpo", "distill"):
+                more = [*SMALL, f"tuning.{words[1]}.max_new_tokens=8"]
+            if "code" in words and which("bwrap") is None:
+                continue
+            ended = in_process(*words, *more)
+            assert ended.code == 0, f"{shlex.join(words)}: {ended.err}"
+            printed[words[1], words[-1]] = ended.out
+    assert asked and "The answer is short and polite." in asked[0]
     assert "pairs.jsonl, line 1: 10 tokens, 4 of them learnt\ncab > [[abc<eos>]]" in printed["dpo", "3"]
     assert "in the right order" in printed["dpo", "tuning.dpo.beta=0.5"]
     assert "reward" in printed["ppo", "runs/rewarded"]

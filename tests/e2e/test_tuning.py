@@ -48,8 +48,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def commands() -> list[list[str]]:
-    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    """The commands of the page, without that of conversations, which test_environment_tuning.py runs."""
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines() if "--environment" not in line]
 
 
 def test_every_command_of_the_page_does_what_it_says(

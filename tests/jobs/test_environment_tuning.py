@@ -72,7 +72,7 @@ def test_a_run_with_an_environment_goes_on_bit_for_bit(
     talker: Path, prompts: Path, environment: Path, tmp_path: Path, method: str
 ) -> None:
     judge = tmp_path / "judge.py"
-    judge.write_text("def reward(prompts, answers, messages):\n    return [len(each) / 10 for each in messages]\n")
+    judge.write_text("def reward(completions):\n    return [len(each) / 10 for each in completions]\n")
     more = (f"tuning.{method}.reward={judge}", "training.max_steps=5")
     whole, output = tmp_path / "whole", tmp_path / "run"
     train(config(method, prompts, environment, whole, *more), fork=talker)

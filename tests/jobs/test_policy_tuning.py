@@ -247,8 +247,8 @@ def test_the_score_of_distillation_is_the_divergence_on_sampled_answers(
     held_out = task.held_out()
     assert held_out is not None
     written, total, count = task.held_out_answers(model, held_out, None, None, ALONE), 0.0, 0
-    for answer, prompt in zip(written.answers, written.prompt_lengths, strict=True):
-        ids = torch.tensor([answer.token_ids])
+    for answer, transcript in zip(written.answers, written.transcripts, strict=True):
+        ids, ((prompt, _),) = torch.tensor([answer.token_ids]), transcript.spans
         with torch.no_grad():
             q, p = (each(ids)[0, prompt - 1 : -1].double().log_softmax(-1) for each in (model, teacher))
         total += float((q.exp() * (q - p)).sum())
