@@ -36,7 +36,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
         is_module = home == package
-        with _no_collection():
+        with without_collections():
             found = importlib.import_module(f"{home}.{name}" if is_module else home)
         value = found if is_module else getattr(found, name)
         setattr(module, name, value)  # next time Python finds it without this function
@@ -46,8 +46,8 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection: it would visit all that the imports make again and again, a seventh of torch's import."""
+def without_collections() -> Iterator[None]:
+    """Stops Python's search for garbage, which many new objects set off over and over: a seventh of torch's import."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

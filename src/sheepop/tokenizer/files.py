@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from sheepop.core.errors import TokenizerError
+from sheepop.core.lazy import without_collections
 from sheepop.tokenizer.backend import BackendTokenizer, as_bytes
 from sheepop.tokenizer.bpe import BpeTokenizer
 from sheepop.tokenizer.bpe_tables import BpeTables
@@ -69,7 +68,7 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
         read = _reader(file)
         if pattern is not None and read is not _READERS["ranks"]:
             raise TokenizerError("a pattern is for tiktoken's rank files, but this file says how it cuts text.")
-        with _without_collections():
+        with without_collections():
             content, settings = read(file, settings, pattern)
             tables = BpeTables.load(file.parent, content) if file.name == TOKENIZER_FILE else None
             return _tokenizer(content, settings, tables)
@@ -84,20 +83,8 @@ def tokenizer_from_json(
 
     `parsed` is the same content, if the caller has it.
     """
-    with _without_collections():
+    with without_collections():
         return _tokenizer(as_bytes(content), settings or {}, None, parsed)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Stops Python's search for garbage, which a million new lists of merges would set off again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _tokenizer(
