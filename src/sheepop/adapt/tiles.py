@@ -36,7 +36,7 @@ def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
 
 
 def rows_of(tiles: Tensor, index: Tensor | slice) -> Tensor:
-    """The rows (..., U) of tiles (..., tiles, U, 16) at `index`."""
+    """Returns contiguous rows (..., U) at `index` from tiles (..., tiles, U, 16)."""
     if isinstance(index, Tensor):
         return tiles[index // TILE, :, index % TILE]
     first = index.start // TILE

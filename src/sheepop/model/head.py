@@ -22,7 +22,7 @@ from sheepop.model.native_scoring import score_natively, suits_native_scoring
 
 
 class Judged(NamedTuple):
-    """What a model gives tokens (M,): `logprobs` in nats, and `ranks` from 1, 1 + the number of likelier tokens.
+    """The `logprobs` of tokens (M,) in nats, and their `ranks`: 1 plus the number of likelier tokens.
 
     `best_logprobs` are those of the likeliest tokens; `is_likeliest` is True where that is the token, the first in a
     tie.

@@ -107,7 +107,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def schedule(self) -> BatchSchedule:
-        """Which rows each step reads."""
+        """The schedule of the rows that each step reads."""
 
     def objective(self) -> Objective:
         """The objective to minimise, by default the one that `training.objective` names."""
