@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)  # scores are multiplied by it, because e^x takes longer than 2^x
+
 
 @triton.jit(do_not_specialize=["table_width", "parts", "window"])
 def attend(
@@ -30,6 +32,7 @@ def attend(
     token, group = member // GROUPS, member % GROUPS
     row, sequence, count = number, number, 1
     if TILED:
+        number = tl.num_programs(0) - 1 - number  # the last tiles of a prompt take longest, so they start first
         row, count = tl.load(tiles + number * 4), tl.load(tiles + number * 4 + 1)
         position, sequence = tl.load(tiles + number * 4 + 2), tl.load(tiles + number * 4 + 3)
     else:
@@ -41,6 +44,8 @@ def attend(
     query = tl.load(
         queries + at[:, None] * WIDTH + column[None, :], mask=exists[:, None] & (column < WIDTH)[None, :], other=0.0
     )
+    # Tiles before the first token's position need no mask, because all tokens see them.
+    SEEN_BY_ALL: tl.constexpr = TILED and not WINDOWED
     first = 0
     if WINDOWED:
         first = tl.maximum(position - window + 1, 0)
@@ -51,41 +56,52 @@ def attend(
     total = tl.zeros((TOKENS * GROUPS,), tl.float32)
     found = tl.zeros((TOKENS * GROUPS, VALUE_COLUMNS), tl.float32)
     if SLOPED:
-        slope = tl.load(slopes + head, mask=group < HEADS, other=0.0)
-    for start in range(begin, end, TILE):
-        place = start + tl.arange(0, TILE)
-        inside = place < end
-        block = tl.load(table + sequence * table_width + place // SIZE, mask=inside, other=0)
-        entry = (block.to(tl.int64) * kv_heads + kv_head) * SIZE + place % SIZE
-        key = tl.load(
-            keys + entry[None, :] * WIDTH + column[:, None],
-            mask=inside[None, :] & (column < WIDTH)[:, None],
-            other=0.0,
-        )
-        value = tl.load(
-            values + entry[:, None] * VALUE_WIDTH + value_column[None, :],
-            mask=inside[:, None] & (value_column < VALUE_WIDTH)[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
-        if SCALED:
-            scores *= tl.load(key_scales + entry, mask=inside, other=0.0)[None, :]
-        if CAPPED:
-            scores = cap * (2 * tl.sigmoid(2 * scores / cap) - 1)
-        if SLOPED:
-            scores -= slope[:, None] * (last[:, None] - place[None, :]).to(tl.float32)
-        seen = inside[None, :] & (place[None, :] <= last[:, None])
-        if WINDOWED:
-            seen = seen & (place[None, :] > last[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a token that has seen nothing yet
-        weights, fading = tl.exp(scores - base[:, None]), tl.exp(top - base)
-        top, total = higher, total * fading + tl.sum(weights, axis=1)
-        if SCALED:
-            weights *= tl.load(value_scales + entry, mask=inside, other=0.0)[None, :]
-        weighted = tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
-        found = found * fading[:, None] + weighted
+        slope = tl.load(slopes + head, mask=group < HEADS, other=0.0).to(tl.float32) * LOG2E
+    inner, sequence = tl.arange(0, TILE), table + sequence * table_width
+    middle = begin
+    if SEEN_BY_ALL:
+        middle += tl.maximum(position + 1 - begin, 0) // TILE * TILE
+    factor = scale
+    if not CAPPED:
+        factor *= LOG2E
+    for masked in tl.static_range(0 if SEEN_BY_ALL else 1, 2):
+        low, high = begin, middle
+        if masked:
+            low, high = middle, end
+        # The blocks of a tile are looked up a tile ahead, so that Triton fetches its keys and values ahead, too.
+        ahead = tl.load(sequence + tl.maximum(tl.minimum(low + inner, high - 1), 0) // SIZE)
+        for start in range(low, high, TILE):
+            # A place beyond the end reads the last one again: a number that is not finite there would pass any mask.
+            place = start + inner
+            read = tl.minimum(place, high - 1)
+            entry = (ahead.to(tl.int64) * kv_heads + kv_head) * SIZE + read % SIZE
+            ahead = tl.load(sequence + tl.minimum(place + TILE, high - 1) // SIZE)
+            key = tl.load(keys + entry[None, :] * WIDTH + column[:, None], mask=(column < WIDTH)[:, None], other=0.0)
+            value = tl.load(
+                values + entry[:, None] * VALUE_WIDTH + value_column[None, :],
+                mask=(value_column < VALUE_WIDTH)[None, :],
+                other=0.0,
+            )
+            scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * factor
+            if SCALED:
+                scores *= tl.load(key_scales + entry)[None, :]
+            if CAPPED:
+                scores = cap * LOG2E * (2 * tl.sigmoid(2 * scores / cap) - 1)
+            if SLOPED:
+                scores -= slope[:, None] * (last[:, None] - place[None, :]).to(tl.float32)
+            if masked:
+                seen = (place < high)[None, :] & (place[None, :] <= last[:, None])
+                if WINDOWED:
+                    seen = seen & (place[None, :] > last[:, None] - window)
+                scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, axis=1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)  # of a token that has seen nothing yet
+            weights, fading = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
+            top, total = higher, total * fading + tl.sum(weights, axis=1)
+            if SCALED:
+                weights *= tl.load(value_scales + entry)[None, :]
+            weighted = tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
+            found = found * fading[:, None] + weighted
     whole = exists[:, None] & (value_column < VALUE_WIDTH)[None, :]
     if SPLIT:
         here = at * parts + part
@@ -94,9 +110,10 @@ def attend(
         tl.store(sums_of_values + here[:, None] * VALUE_WIDTH + value_column[None, :], found, mask=whole)
     else:
         if SUNK:  # a sink adds a score to the softmax, but no value
-            sink = tl.load(sinks + head, mask=group < HEADS, other=0.0).to(tl.float32)
+            sink = tl.load(sinks + head, mask=group < HEADS, other=0.0).to(tl.float32) * LOG2E
             higher = tl.maximum(top, sink)
-            found, total = found * tl.exp(top - higher)[:, None], total * tl.exp(top - higher) + tl.exp(sink - higher)
+            fading = tl.exp2(top - higher)
+            found, total = found * fading[:, None], total * fading + tl.exp2(sink - higher)
         found = (found / total[:, None]).to(out.dtype.element_ty)
         tl.store(out + at[:, None] * VALUE_WIDTH + value_column[None, :], found, mask=whole)
 
@@ -111,12 +128,12 @@ def combine(
     top = tl.load(tops + at * parts + part, mask=part < parts, other=float("-inf"))
     highest = tl.max(top, axis=0)
     if SUNK:
-        sink = tl.load(sinks + at % heads).to(tl.float32)
+        sink = tl.load(sinks + at % heads).to(tl.float32) * LOG2E
         highest = tl.maximum(highest, sink)
-    share = tl.exp(top - highest)
+    share = tl.exp2(top - highest)
     total = tl.sum(tl.load(sums + at * parts + part, mask=part < parts, other=0.0) * share, axis=0)
     if SUNK:
-        total += tl.exp(sink - highest)
+        total += tl.exp2(sink - highest)
     found = tl.load(
         sums_of_values + (at * parts + part)[:, None] * VALUE_WIDTH + column[None, :],
         mask=(part < parts)[:, None] & (column < VALUE_WIDTH)[None, :],
