@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import platform
+import shlex
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +34,7 @@ GROUPED: dict[str, tuple[Format, int, torch.dtype, bool]] = {
 }
 FORMATS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", *GROUPED)
 INTEGERS = ("int8", "int4", *(form for form, (_, group, *_) in GROUPED.items() if group > 8))
+FLOATS_SOURCE, INTEGERS_SOURCE = stored_weight._SOURCE, stored_weight._SOURCE_OF_INTEGERS
 needs_compiler = pytest.mark.skipif(not stored_weight.has_kernels(), reason="there is no C++ compiler for the kernels")
 
 
@@ -206,6 +210,29 @@ def test_products_do_not_depend_on_the_width_of_vectors(monkeypatch: pytest.Monk
         stored_weight._kernel.cache_clear()
         assert weight.kernel is not None
         assert torch.equal(F.linear(x, weight), wanted)
+    stored_weight._kernel.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is an extension of x86-64")
+def test_tiles_of_amx_give_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its instructions in software: int8 to the last bit, bfloat16 as exact as float32."""
+    shapes = [(50, 48, 130), (33, 16, 129), (64, 1040, 17), (16, 80, 144)]  # rows, their length, rows of inputs
+    integers = [quantized(drawn(rows, length), "int8") for rows, length, _ in shapes]
+    halves = [stored_as(drawn(rows, length), "bfloat16").computing_in(torch.float32) for rows, length, _ in shapes]
+    inputs = [(drawn(count, length, seed=3), drawn(rows, seed=4)) for rows, length, count in shapes]
+    expected = [weight.product(*parts) for weight, parts in zip(integers, inputs, strict=True)]
+    software = Path(__file__).parent / "amx_in_software.h"
+    monkeypatch.setenv("SHEEPOP_NATIVE_FLAGS", f"-include {shlex.quote(str(software))} -O0")
+    made = {source: load_kernel.__wrapped__(source).library for source in (INTEGERS_SOURCE, FLOATS_SOURCE)}
+    monkeypatch.setattr(stored_weight, "native_library", made.__getitem__)
+    stored_weight._kernel.cache_clear()
+    assert stored_weight._kernel("bfloat16_many")[0], "the inputs of tiles are rounded"  # type: ignore[index]
+    for weight, half, (x, bias), wanted in zip(integers, halves, inputs, expected, strict=True):
+        assert torch.equal(weight.product(x, bias), wanted)
+        exact = x.double() @ half.rows().double().t() + bias.double()
+        sizes = x.double().abs() @ half.rows().double().abs().t() + bias.double().abs()
+        assert ((half.product(x, bias) - exact).abs() <= 5e-7 * sizes).all()
     stored_weight._kernel.cache_clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -20,6 +21,8 @@ import psutil
 
 # Instruction sets of x86 and ARM that decide how fast matrices are multiplied, the widest of each last.
 _MATRIX_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+_AMX_FLAGS = frozenset(("amx_tile", "amx_bf16", "amx_int8"))
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64: "Using XSTATE features"
 _COMPILERS = ("c++", "g++", "clang++")
 # The libraries that SheepOp depends on.
 LIBRARIES = (
@@ -222,7 +225,14 @@ def instruction_sets() -> frozenset[str]:
         named = " ".join(_sysctl(f"machdep.cpu.{kind}") for kind in ("features", "leaf7_features")).lower().split()
         # Of AVX-512 macOS names the parts without an underscore.
         return frozenset(named) | {"avx512_vnni" for name in named if name == "avx512vnni"}
-    return frozenset(processor_flags(system_text("/proc/cpuinfo")).partition(":")[2].split())
+    present = frozenset(processor_flags(system_text("/proc/cpuinfo")).partition(":")[2].split())
+    return present if "amx_tile" not in present or _may_use_tiles() else present - _AMX_FLAGS
+
+
+@cache
+def _may_use_tiles() -> bool:
+    """Asks Linux for the registers of AMX, which a process must do before its first instruction that uses them."""
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def _accelerators() -> tuple[Accelerator, ...]:

@@ -167,7 +167,7 @@ struct Linear {
   int64_t K, N;
 };
 
-inline int64_t rounded_floats(int64_t M, int64_t K) { return M * (K + K / 16 + 1); }
+inline int64_t rounded_floats(int64_t M, int64_t K) { return M * (K + K / 2 + 64); }
 
 // One of several products of the same x, whose rows are shared out together.
 struct Product {

@@ -12,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "amx.h"
 #include "numbers.h"
 
 namespace {
@@ -24,6 +25,11 @@ constexpr int kColumns = 16;         // columns whose inputs lie together
 constexpr int kPairs = kColumns / 2;
 constexpr int kLowBits = 15;
 constexpr int64_t kInputs = 64;      // rows of x whose sums stay in the cache
+#ifdef __AMX_INT8__
+constexpr bool kHasTiles = true;
+#else
+constexpr bool kHasTiles = false;
+#endif
 
 // A number, or two neighbouring short ones, for each of `kLanes` rows of W.
 typedef int32_t Lanes __attribute__((vector_size(4 * kLanes)));
@@ -90,7 +96,8 @@ class Inputs {
         sums_(scales_ + M),
         parts_(reinterpret_cast<int16_t*>(sums_ + M * K / kColumns)),
         M_(M),
-        K_(K) {}
+        K_(K),
+        width_((K + kUnit - 1) / kUnit * kUnit) {}
 
   float scale(int64_t m) const { return scales_[m]; }
   float sum(int64_t column, int64_t m) const { return sums_[column / kColumns * M_ + m]; }  // of 16 integers
@@ -113,20 +120,36 @@ class Inputs {
       int32_t integers[kColumns];
       for (int i = 0; i < kColumns; i++)
         integers[i] = static_cast<int32_t>(std::nearbyint((is_finite ? x[k + i] : 0.f) * factor));
-      split(integers, k / kColumns * M_ + m);
+      is_in_bytes() ? split_in_bytes(integers, k, m) : split(integers, k / kColumns * M_ + m);
     }
+    if (is_in_bytes())
+      for (int part = 0; part < 2; part++) std::fill(bytes(part, K_, m), bytes(part, width_, m), uint8_t{0});
   }
+
+  // Whether the integers lie in the order of tiles of AMX: upper bytes (M, width), with a sign, and lower ones without.
+  bool is_in_bytes() const { return kHasTiles && planes == 1 && M_ >= kRows; }
+  uint8_t* bytes(int part, int64_t column, int64_t m) const {
+    return reinterpret_cast<uint8_t*>(parts_) + (part * M_ + m) * width_ + column;
+  }
+  int64_t width() const { return width_; }
 
  private:
   float *scales_, *sums_;  // (M,), (K / 16, M)
   int16_t* parts_;         // (K / 16, M, planes, 16)
-  int64_t M_, K_;
+  int64_t M_, K_, width_;
 
   static float factor_for(float top) {
     if (planes == 1) return 32767 / std::max(top, 1e-30f);
     int exponent;  // of a power of two above all numbers
     std::frexp(top, &exponent);
     return std::ldexp(1.f, 2 * kLowBits - 1 - std::max(exponent, -90));
+  }
+
+  void split_in_bytes(const int32_t* integers, int64_t k, int64_t m) {
+    for (int i = 0; i < kColumns; i++) {
+      *bytes(0, k + i, m) = static_cast<uint8_t>(integers[i] >> 8);
+      *bytes(1, k + i, m) = static_cast<uint8_t>(integers[i]);
+    }
   }
 
   void split(const int32_t* integers, int64_t number) {
@@ -244,10 +267,64 @@ struct WholeRows {
   }
 };
 
+#ifdef __AMX_INT8__
+
+// Adds to totals (rows, 16) the products of rows of x from m on with columns `begin` to `end` of a tile of W.
+void add_in_tiles(const char* codes, const Inputs<1>& inputs, int64_t m, int64_t begin, int64_t end, float* totals) {
+  const int64_t width = inputs.width();
+  ZERO_SUMS();
+  for (int64_t k = begin; k < end; k += kUnit) {
+    alignas(64) char last[kRows * kUnit] = {};
+    const char* at = codes + k * kRows;
+    if (end - k < kUnit) std::memcpy(last, at, (end - k) * kRows), at = last;
+    settle_memory();
+    _tile_loadd(4, inputs.bytes(0, k, m), width);
+    _tile_loadd(5, inputs.bytes(1, k, m), width);
+    _tile_loadd(7, at, kUnit);
+    if (k / kUnit % 2) {  // so that only one product waits for the one before
+      _tile_dpbssd(0, 4, 7);
+      _tile_dpbusd(1, 5, 7);
+    } else {
+      _tile_dpbssd(2, 4, 7);
+      _tile_dpbusd(3, 5, 7);
+    }
+  }
+  int32_t sums[4][kRows * kRows];
+  STORE_SUMS(sums[0], kRows * kRows, kUnit);
+  for (int i = 0; i < kRows * kRows; i++)
+    totals[i] += static_cast<float>((sums[0][i] + sums[2][i]) * 256 + (sums[1][i] + sums[3][i]));
+}
+
+// Rows `begin` to `end` of W times all inputs in bytes, with the results of `multiply`.
+void multiply_in_tiles(const Linear& linear, const Inputs<1>& inputs, float* y, int64_t M, int64_t begin, int64_t end) {
+  const auto* scales = static_cast<const float*>(linear.scales);
+  for (int64_t n = begin; n < end; n += kRows)
+    for (int64_t m = 0; m < M; m += kRows) {
+      const int64_t count = std::min<int64_t>(M - m, kRows), rows = std::min<int64_t>(end - n, kRows);
+      float totals[kRows * kRows] = {};
+      shape_tiles(count);
+      for (int64_t k = 0; k < linear.K; k += WholeRows::kPanel)
+        add_in_tiles(tile_of(linear.weights, linear.K, n), inputs, m, k, std::min(linear.K, k + WholeRows::kPanel), totals);
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t r = 0; r < rows; r++) {
+          const float found = totals[i * kRows + r] * scales[n + r] * inputs.scale(m + i);
+          y[(m + i) * linear.N + n + r] = linear.bias ? found + linear.bias[n + r] : found;
+        }
+    }
+  _tile_release();
+}
+
+#endif
+
 // Rows `begin` to `end` of W times all inputs, a tile of `kLanes` rows at a time.
 template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
   const Inputs<Tile::kPlanes> inputs(const_cast<void*>(memory), M, linear.K);
+#ifdef __AMX_INT8__
+  if constexpr (Tile::kPlanes == 1) {
+    if (inputs.is_in_bytes()) return multiply_in_tiles(linear, inputs, y, M, begin, end);
+  }
+#endif
   for (int64_t n = begin; n < end; n += kLanes) {
     const Tile tile(linear, n);
     const int64_t rows = std::min<int64_t>(kLanes, end - n);

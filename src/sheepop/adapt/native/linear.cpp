@@ -3,11 +3,13 @@
 //
 // W (N, K) is float32, bfloat16 or float16 here, whose numbers are exact in float32, in which the sums are computed;
 // `integers.cpp` has the integers. A row of y is the same to the last bit whatever the other rows of x are, and however
-// many threads share the work; few and many rows are summed in different orders.
+// many threads share the work; few and many rows are summed in different orders. With AMX, many rows of x meet bfloat16
+// as sums of three bfloat16, which is exact.
 
 #include <algorithm>
 #include <vector>
 
+#include "amx.h"
 #include "numbers.h"
 
 namespace {
@@ -119,6 +121,95 @@ struct Tiles {
   }
 };
 
+#ifdef __AMX_BF16__
+
+// Rows of x as three planes (3, M, width) of bfloat16 that add up to x: each has the next 8 bits.
+struct Planes {
+  static constexpr int64_t kColumns = kTileBytes / 2;  // of a tile
+  uint16_t* bits;
+  int64_t M, K, width = (K + kColumns - 1) / kColumns * kColumns;
+
+  const uint16_t* at(int part, int64_t m, int64_t k) const { return bits + (part * M + m) * width + k; }
+
+  void split(const float* x, int64_t m) const {
+    for (int64_t k = 0; k < width; k += kLanes) {
+      Floats rest = k < K ? load<Floats>(x + k) : Floats{};
+      for (int part = 0; part < 3; part++) {
+        const FloatBits upper = reinterpret_cast<FloatBits>(rest) & static_cast<int32_t>(0xffff0000);
+        store(bits + (part * M + m) * width + k, __builtin_convertvector(upper >> 16, HighBits));
+        rest -= reinterpret_cast<Floats>(upper);
+      }
+    }
+  }
+};
+
+// Rows `begin` to `end` of W times all rows of x.
+class Products {
+ public:
+  Products(const Linear& linear, const Planes& inputs, float* y)
+      : weights_(static_cast<const uint16_t*>(linear.weights)), bias_(linear.bias), inputs_(inputs), y_(y), N_(linear.N) {}
+
+  void multiply(int64_t begin, int64_t end) {
+    thread_local std::vector<uint32_t> arranged;
+    arranged.resize(kTiles * kTileRows * inputs_.width / 2);
+    for (int64_t n = begin; n < end; n += kTiles * kTileRows) {
+      const int64_t rows = std::min(end - n, kTiles * kTileRows);
+      arrange(n, rows, arranged.data());
+      for (int64_t m = 0; m < inputs_.M; m += kTileRows) multiply_tile(n, rows, m, arranged.data());
+    }
+    _tile_release();
+  }
+
+ private:
+  static constexpr int64_t kTiles = 4;  // of W at a time
+  static constexpr int64_t kPairs = kTileBytes / 4;
+  static constexpr int64_t kSize = kPairs * kTileRows;  // pairs of a tile
+  const uint16_t* weights_;
+  const float* bias_;
+  Planes inputs_;
+  float* y_;
+  int64_t N_;
+
+  // Pairs of columns of the rows from n on, as a tile has them; missing rows and columns are 0.
+  void arrange(int64_t n, int64_t rows, uint32_t* to) const {
+    const int64_t K = inputs_.K;
+    for (int64_t k = 0; k < inputs_.width; k += 2)
+      for (int64_t r = 0; r < kTiles * kTileRows; r++) {
+        const int64_t tile = k / Planes::kColumns * kTiles + r / kTileRows;
+        to[tile * kSize + k % Planes::kColumns / 2 * kTileRows + r % kTileRows] =
+            r < rows && k < K ? load<uint32_t>(weights_ + (n + r) * K + k) : 0;
+      }
+  }
+
+  void multiply_tile(int64_t n, int64_t rows, int64_t m, const uint32_t* arranged) const {
+    const int64_t count = std::min(inputs_.M - m, kTileRows);
+    const int64_t stride = inputs_.width * 2;
+    shape_tiles(count);
+    ZERO_SUMS();
+    for (int64_t k = 0; k < inputs_.width; k += Planes::kColumns, arranged += kTiles * kSize) {
+      _tile_loadd(4, inputs_.at(0, m, k), stride);
+      _tile_loadd(5, inputs_.at(1, m, k), stride);
+      _tile_loadd(6, inputs_.at(2, m, k), stride);
+#define ADD_PRODUCTS(tile)                              \
+  _tile_loadd(7, arranged + tile * kSize, kTileBytes);  \
+  _tile_dpbf16ps(tile, 6, 7);                           \
+  _tile_dpbf16ps(tile, 5, 7);                           \
+  _tile_dpbf16ps(tile, 4, 7)
+      ADD_PRODUCTS(0);
+      ADD_PRODUCTS(1);
+      ADD_PRODUCTS(2);
+      ADD_PRODUCTS(3);
+#undef ADD_PRODUCTS
+    }
+    float sums[kTileRows][kTiles * kTileRows];
+    STORE_SUMS(sums[0], kTileRows, static_cast<int64_t>(sizeof(sums[0])));
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t r = 0; r < rows; r++) y_[(m + i) * N_ + n + r] = sums[i][r] + (bias_ ? bias_[n + r] : 0.f);
+  }
+};
+
+#endif
+
 }  // namespace
 
 #define MULTIPLY(name, T, part)                                                                                      \
@@ -134,7 +225,17 @@ MULTIPLY(float32, float, few)
 MULTIPLY(bfloat16, BFloat16, few)
 MULTIPLY(float16, Float16, few)
 MULTIPLY(float32_many, float, many)
+#ifdef __AMX_BF16__
+void round_bfloat16_many(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
+  Planes{static_cast<uint16_t*>(memory), M, K}.split(x, m);
+}
+void multiply_bfloat16_many(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) {
+  const Planes planes{static_cast<uint16_t*>(const_cast<void*>(inputs)), M, linear->K};
+  Products(*linear, planes, y).multiply(begin, end);
+}
+#else
 MULTIPLY(bfloat16_many, BFloat16, many)
+#endif
 MULTIPLY(float16_many, Float16, many)
 
 // y (M, N) = x W^T + b.
