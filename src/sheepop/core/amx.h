@@ -5,15 +5,37 @@
 
 #include "native.h"
 
-#ifdef __AMX_TILE__
-
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileBytes = 64;  // of a row
+
+// Rows of inputs (M, width bytes) in `planes` parts, tile by tile: the parts of the first 64 bytes of 16 rows, of the next
+// 64 bytes, and so on, then those of the next 16 rows.
+struct TileOrder {
+  int64_t planes, M, width;
+
+  int64_t rows(int64_t m) const { return std::min(M - m / kTileRows * kTileRows, kTileRows); }
+
+  // The byte at which `at` bytes of part `part` of row m lie.
+  int64_t place(int64_t part, int64_t m, int64_t at) const {
+    const int64_t tile = at / kTileBytes * planes + part;
+    return m / kTileRows * kTileRows * planes * width + (tile * rows(m) + m % kTileRows) * kTileBytes + at % kTileBytes;
+  }
+};
+
+template <class T>
+inline T* aligned(T* memory) {
+  return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory) + kTileBytes - 1) / kTileBytes * kTileBytes);
+}
+
+#ifdef __AMX_TILE__
 
 // Some compilers do not know which memory the instructions for tiles read and write: call it before and after them.
 inline void settle_memory() { asm volatile("" ::: "memory"); }
 
-inline void shape_tiles(int64_t rows) {
+// Prepares the registers for tiles of so many rows of inputs, unless they are already.
+inline void shape_tiles(int64_t rows, int64_t& shaped) {
+  if (rows == shaped) return;
+  shaped = rows;
   alignas(64) uint8_t shapes[64] = {1};  // the kind of table, and from byte 16 on the bytes of rows, from 48 on the rows
   for (int i = 0; i < 8; i++) shapes[16 + 2 * i] = kTileBytes, shapes[48 + i] = i < 7 ? rows : kTileRows;
   settle_memory();
@@ -21,6 +43,7 @@ inline void shape_tiles(int64_t rows) {
 }
 
 #define ZERO_SUMS() \
+  settle_memory();  \
   _tile_zero(0);    \
   _tile_zero(1);    \
   _tile_zero(2);    \

@@ -96,8 +96,7 @@ class Inputs {
         sums_(scales_ + M),
         parts_(reinterpret_cast<int16_t*>(sums_ + M * K / kColumns)),
         M_(M),
-        K_(K),
-        width_((K + kUnit - 1) / kUnit * kUnit) {}
+        K_(K) {}
 
   float scale(int64_t m) const { return scales_[m]; }
   float sum(int64_t column, int64_t m) const { return sums_[column / kColumns * M_ + m]; }  // of 16 integers
@@ -122,21 +121,21 @@ class Inputs {
         integers[i] = static_cast<int32_t>(std::nearbyint((is_finite ? x[k + i] : 0.f) * factor));
       is_in_bytes() ? split_in_bytes(integers, k, m) : split(integers, k / kColumns * M_ + m);
     }
-    if (is_in_bytes())
-      for (int part = 0; part < 2; part++) std::fill(bytes(part, K_, m), bytes(part, width_, m), uint8_t{0});
+    if (is_in_bytes() && K_ % kUnit)
+      for (int part = 0; part < 2; part++) std::fill_n(bytes(part, K_, m), kUnit - K_ % kUnit, uint8_t{0});
   }
 
-  // Whether the integers lie in the order of tiles of AMX: upper bytes (M, width), with a sign, and lower ones without.
+  // Whether the integers lie as tiles of AMX: their upper bytes, with a sign, and their lower ones without.
   bool is_in_bytes() const { return kHasTiles && planes == 1 && M_ >= kRows; }
   uint8_t* bytes(int part, int64_t column, int64_t m) const {
-    return reinterpret_cast<uint8_t*>(parts_) + (part * M_ + m) * width_ + column;
+    const TileOrder order{2, M_, (K_ + kUnit - 1) / kUnit * kUnit};
+    return aligned(reinterpret_cast<uint8_t*>(parts_)) + order.place(part, m, column);
   }
-  int64_t width() const { return width_; }
 
  private:
   float *scales_, *sums_;  // (M,), (K / 16, M)
   int16_t* parts_;         // (K / 16, M, planes, 16)
-  int64_t M_, K_, width_;
+  int64_t M_, K_;
 
   static float factor_for(float top) {
     if (planes == 1) return 32767 / std::max(top, 1e-30f);
@@ -271,15 +270,14 @@ struct WholeRows {
 
 // Adds to totals (rows, 16) the products of rows of x from m on with columns `begin` to `end` of a tile of W.
 void add_in_tiles(const char* codes, const Inputs<1>& inputs, int64_t m, int64_t begin, int64_t end, float* totals) {
-  const int64_t width = inputs.width();
   ZERO_SUMS();
   for (int64_t k = begin; k < end; k += kUnit) {
     alignas(64) char last[kRows * kUnit] = {};
     const char* at = codes + k * kRows;
     if (end - k < kUnit) std::memcpy(last, at, (end - k) * kRows), at = last;
     settle_memory();
-    _tile_loadd(4, inputs.bytes(0, k, m), width);
-    _tile_loadd(5, inputs.bytes(1, k, m), width);
+    _tile_loadd(4, inputs.bytes(0, k, m), kUnit);
+    _tile_loadd(5, inputs.bytes(1, k, m), kUnit);
     _tile_loadd(7, at, kUnit);
     if (k / kUnit % 2) {  // so that only one product waits for the one before
       _tile_dpbssd(0, 4, 7);
@@ -289,7 +287,7 @@ void add_in_tiles(const char* codes, const Inputs<1>& inputs, int64_t m, int64_t
       _tile_dpbusd(3, 5, 7);
     }
   }
-  int32_t sums[4][kRows * kRows];
+  alignas(64) int32_t sums[4][kRows * kRows];
   STORE_SUMS(sums[0], kRows * kRows, kUnit);
   for (int i = 0; i < kRows * kRows; i++)
     totals[i] += static_cast<float>((sums[0][i] + sums[2][i]) * 256 + (sums[1][i] + sums[3][i]));
@@ -298,11 +296,12 @@ void add_in_tiles(const char* codes, const Inputs<1>& inputs, int64_t m, int64_t
 // Rows `begin` to `end` of W times all inputs in bytes, with the results of `multiply`.
 void multiply_in_tiles(const Linear& linear, const Inputs<1>& inputs, float* y, int64_t M, int64_t begin, int64_t end) {
   const auto* scales = static_cast<const float*>(linear.scales);
+  int64_t shaped = 0;
   for (int64_t n = begin; n < end; n += kRows)
     for (int64_t m = 0; m < M; m += kRows) {
       const int64_t count = std::min<int64_t>(M - m, kRows), rows = std::min<int64_t>(end - n, kRows);
       float totals[kRows * kRows] = {};
-      shape_tiles(count);
+      shape_tiles(count, shaped);
       for (int64_t k = 0; k < linear.K; k += WholeRows::kPanel)
         add_in_tiles(tile_of(linear.weights, linear.K, n), inputs, m, k, std::min(linear.K, k + WholeRows::kPanel), totals);
       for (int64_t i = 0; i < count; i++)

@@ -123,20 +123,21 @@ struct Tiles {
 
 #ifdef __AMX_BF16__
 
-// Rows of x as three planes (3, M, width) of bfloat16 that add up to x: each has the next 8 bits.
+// Rows of x (M, K) as three planes of bfloat16 that add up to x: each has the next 8 bits. Columns beyond K are 0.
 struct Planes {
   static constexpr int64_t kColumns = kTileBytes / 2;  // of a tile
-  uint16_t* bits;
+  char* memory;
   int64_t M, K, width = (K + kColumns - 1) / kColumns * kColumns;
+  TileOrder order{3, M, 2 * width};
 
-  const uint16_t* at(int part, int64_t m, int64_t k) const { return bits + (part * M + m) * width + k; }
+  char* at(int64_t part, int64_t m, int64_t k) const { return memory + order.place(part, m, 2 * k); }
 
   void split(const float* x, int64_t m) const {
     for (int64_t k = 0; k < width; k += kLanes) {
       Floats rest = k < K ? load<Floats>(x + k) : Floats{};
       for (int part = 0; part < 3; part++) {
         const FloatBits upper = reinterpret_cast<FloatBits>(rest) & static_cast<int32_t>(0xffff0000);
-        store(bits + (part * M + m) * width + k, __builtin_convertvector(upper >> 16, HighBits));
+        store(at(part, m, k), __builtin_convertvector(upper >> 16, HighBits));
         rest -= reinterpret_cast<Floats>(upper);
       }
     }
@@ -151,11 +152,16 @@ class Products {
 
   void multiply(int64_t begin, int64_t end) {
     thread_local std::vector<uint32_t> arranged;
-    arranged.resize(kTiles * kTileRows * inputs_.width / 2);
+    arranged.resize(kTileBytes + kTiles * kTileRows * inputs_.width / 2);
+    uint32_t* pairs = aligned(arranged.data());
+    int64_t shaped = 0;
     for (int64_t n = begin; n < end; n += kTiles * kTileRows) {
       const int64_t rows = std::min(end - n, kTiles * kTileRows);
-      arrange(n, rows, arranged.data());
-      for (int64_t m = 0; m < inputs_.M; m += kTileRows) multiply_tile(n, rows, m, arranged.data());
+      arrange(n, rows, pairs);
+      for (int64_t m = 0; m < inputs_.M; m += kTileRows) {
+        shape_tiles(inputs_.order.rows(m), shaped);
+        multiply_tile(n, rows, m, pairs);
+      }
     }
     _tile_release();
   }
@@ -182,14 +188,12 @@ class Products {
   }
 
   void multiply_tile(int64_t n, int64_t rows, int64_t m, const uint32_t* arranged) const {
-    const int64_t count = std::min(inputs_.M - m, kTileRows);
-    const int64_t stride = inputs_.width * 2;
-    shape_tiles(count);
+    const int64_t count = inputs_.order.rows(m);
     ZERO_SUMS();
     for (int64_t k = 0; k < inputs_.width; k += Planes::kColumns, arranged += kTiles * kSize) {
-      _tile_loadd(4, inputs_.at(0, m, k), stride);
-      _tile_loadd(5, inputs_.at(1, m, k), stride);
-      _tile_loadd(6, inputs_.at(2, m, k), stride);
+      _tile_loadd(4, inputs_.at(0, m, k), kTileBytes);
+      _tile_loadd(5, inputs_.at(1, m, k), kTileBytes);
+      _tile_loadd(6, inputs_.at(2, m, k), kTileBytes);
 #define ADD_PRODUCTS(tile)                              \
   _tile_loadd(7, arranged + tile * kSize, kTileBytes);  \
   _tile_dpbf16ps(tile, 6, 7);                           \
@@ -201,10 +205,16 @@ class Products {
       ADD_PRODUCTS(3);
 #undef ADD_PRODUCTS
     }
-    float sums[kTileRows][kTiles * kTileRows];
+    alignas(kTileBytes) float sums[kTileRows][kTiles * kTileRows];
     STORE_SUMS(sums[0], kTileRows, static_cast<int64_t>(sizeof(sums[0])));
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t r = 0; r < rows; r++) y_[(m + i) * N_ + n + r] = sums[i][r] + (bias_ ? bias_[n + r] : 0.f);
+    for (int64_t i = 0; i < count; i++) {
+      float* y = y_ + (m + i) * N_ + n;
+      if (bias_) {
+        for (int64_t r = 0; r < rows; r++) y[r] = sums[i][r] + bias_[n + r];
+      } else {
+        std::copy_n(sums[i], rows, y);
+      }
+    }
   }
 };
 
@@ -227,10 +237,10 @@ MULTIPLY(float16, Float16, few)
 MULTIPLY(float32_many, float, many)
 #ifdef __AMX_BF16__
 void round_bfloat16_many(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
-  Planes{static_cast<uint16_t*>(memory), M, K}.split(x, m);
+  Planes{static_cast<char*>(memory), M, K}.split(x, m);
 }
 void multiply_bfloat16_many(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) {
-  const Planes planes{static_cast<uint16_t*>(const_cast<void*>(inputs)), M, linear->K};
+  const Planes planes{static_cast<char*>(const_cast<void*>(inputs)), M, linear->K};
   Products(*linear, planes, y).multiply(begin, end);
 }
 #else
@@ -243,7 +253,7 @@ void run_linear(const Linear* linear, const float* x, float* y, int64_t M, int64
   thread_local std::vector<float> memory;
   const int64_t K = linear->K;
   if (linear->round) memory.resize(std::max<size_t>(memory.size(), rounded_floats(M, K)));
-  float* rounded = memory.data();
+  float* rounded = aligned(memory.data());
   together(std::min(threads, 1 + linear->N * K / kWork), [&](Worker& worker) {
     if (linear->round) worker.share(M, [&](int64_t m) { linear->round(x + m * K, m, rounded, M, K); });
     multiply(worker, {{linear, linear->round ? static_cast<const void*>(rounded) : x, y}}, M, threads);
