@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.generate import GenerationConfig, Generator, runner
@@ -78,3 +84,61 @@ def test_many_texts_and_long_chunks_are_not_captured(toy_model: Callable[..., Tr
         assert not graphs.suits([Chunk(table, 0, 1)] * 257)
         assert not graphs.suits([Chunk(table, 0, 1), Chunk(table, 0, 2)])
     assert [graphs.suits([Chunk(table, 0, 1)] * 3) for _ in range(3)] == [False] * 2 + [True]
+
+
+class PretendedCuda:
+    """The part of `torch.cuda` that a capture uses; counts the captures that are open at a time on each device."""
+
+    def __init__(self, threads: int) -> None:
+        self.here = threading.local()
+        self.open, self.most, self.modes = Counter[int](), Counter[int](), set[str]()
+        self.meeting = threading.Barrier(threads)
+        self.met = list[bool]()
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nothing = SimpleNamespace(wait_stream=lambda _: None)
+        graph = SimpleNamespace(replay=lambda: None)
+        for name, found in {
+            "current_device": lambda: self.here.device,
+            "graph_pool_handle": lambda: (0, 0),
+            "Stream": lambda: nothing,
+            "current_stream": lambda: nothing,
+            "stream": lambda _: nullcontext(),
+            "CUDAGraph": lambda: graph,
+            "graph": self.graph,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, found)
+
+    @contextmanager
+    def graph(self, _: object, *, pool: object, capture_error_mode: str) -> Iterator[None]:
+        device = self.here.device
+        self.open[device] += 1
+        self.most[device] = max(self.most[device], self.open[device])
+        self.modes.add(capture_error_mode)
+        try:
+            self.meeting.wait(0.5)  # all threads are here at a time, or never are
+            self.met.append(True)
+        except threading.BrokenBarrierError:
+            self.met.append(False)
+        yield
+        self.open[device] -= 1
+
+
+@pytest.mark.parametrize("devices", [(0, 0, 0), (0, 1, 2)])
+def test_captures_on_one_device_wait_for_each_other_and_on_several_do_not(
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[int, ...]
+) -> None:
+    cuda = PretendedCuda(len(devices))
+    cuda.patch(monkeypatch)
+
+    def captured(device: int) -> int:
+        cuda.here.device, runs = device, list[int]()
+        runner._cuda_capture()(lambda: runs.append(1))
+        return len(runs)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        runs = list(pool.map(captured, devices))
+    assert runs == [3] * len(devices)  # twice beforehand, once captured
+    assert cuda.met == [len(set(devices)) > 1] * len(devices)
+    assert set(cuda.most.values()) == {1}
+    assert cuda.modes == {"thread_local"}
