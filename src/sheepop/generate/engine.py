@@ -21,7 +21,7 @@ from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_l
 from sheepop.generate.sampler import Choice, Likeliest, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
-from sheepop.generate.transfers import upload
+from sheepop.generate.transfers import synchronize, upload
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
@@ -174,6 +174,23 @@ class Engine:
         """Ends all unfinished requests; see `abort`."""
         unfinished = [cast(Request, request) for request in (*self.scheduler.running, *self.scheduler.waiting)]
         return [update for request in unfinished for update in self.abort(request)]
+
+    def recover(self) -> list[Request]:
+        """Makes the engine ready again after a step that failed, in which the state of requests and cache was lost.
+
+        Only requests of which nothing was read are kept, and returned; none if no other was there to be at fault. The
+        others are dropped, and nothing is found in the cache. Raises an error if the device has failed.
+        """
+        synchronize(self._sampler.forbidden.device)
+        self._started.clear()
+        waiting = [cast(Request, request) for request in self.scheduler.waiting]
+        kept = [request for request in waiting if request.is_new]
+        if not self.scheduler.running and len(kept) == len(waiting):
+            kept = []
+        self.scheduler.reset(kept)
+        if self._drafter is not None:
+            self._drafter.reset()
+        return kept
 
     def step(self) -> list[Update]:
         """Starts a step, and returns the updates of the steps whose results are due.
