@@ -21,12 +21,13 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
 from sheepop.generate.config import CacheDtype
-from sheepop.generate.engine import Engine, Update
+from sheepop.generate.engine import Engine
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.request import Candidate, Prompt, Request
 from sheepop.generate.sampler import Occurrences, Row, Sampled, Sampler
 from sheepop.generate.speculation import LookupDrafter
+from sheepop.generate.updates import Update
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 

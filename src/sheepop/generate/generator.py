@@ -19,12 +19,13 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import CacheDtype, GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import BLOCK_SIZE, Engine, TextStream, Update
+from sheepop.generate.engine import BLOCK_SIZE, Engine
 from sheepop.generate.native_block import prepared, with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
+from sheepop.generate.updates import TextStream, Update
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.probe import someone_watches
 from sheepop.parallel.ranks import ALONE, Ranks

@@ -17,8 +17,9 @@ import torch
 
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import RanksError, SheepOpError
-from sheepop.generate.engine import Engine, Update
+from sheepop.generate.engine import Engine
 from sheepop.generate.request import Request
+from sheepop.generate.updates import Update
 from sheepop.serve.protocol import ApiError
 
 T = TypeVar("T")
