@@ -199,7 +199,8 @@ class Engine:
         for share in shares:
             if (request := cast(Request, share.request)).is_new:
                 request.begin(share)
-        logits = self._runner.run(shares, None if latest is None else latest.token_ids)
+        sampled = None if latest is None else latest.token_ids
+        logits = self._runner.run(shares, sampled)
         updates: list[Update] = []
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
@@ -220,7 +221,7 @@ class Engine:
         if step.rows:
             if used != list(range(len(logits))):
                 logits = logits[upload(torch.tensor(used), logits.device)]
-            step.sampled = self._sampler.sample(logits, step.rows)
+            step.sampled = self._sampler.sample(logits, step.rows, sampled)
         self._started.append(step)
         return updates
 

@@ -20,7 +20,7 @@ from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attends_by_triton
 from sheepop.generate.scheduler import Share
-from sheepop.generate.transfers import upload
+from sheepop.generate.transfers import upload, with_sampled
 from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.probe import someone_watches
 
@@ -159,13 +159,6 @@ class PagedRunner:
         if len(predicting) < len(read):
             hidden_N1D = hidden_N1D[upload(torch.tensor(predicting, dtype=torch.long), device)]
         return hidden_N1D[:, 0]
-
-
-def with_sampled(token_ids: Tensor, sampled: Tensor | None) -> Tensor:
-    """Puts tokens of the last step in the place of the negative ids that stand for them; see `Reading`."""
-    if sampled is None:
-        return token_ids
-    return torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0)], token_ids)
 
 
 def is_led(model: Transformer) -> bool:
