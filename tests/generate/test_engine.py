@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from sheepop.adapt.quantization import quantize
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.core.errors import UsageError
-from sheepop.generate import GenerationConfig
+from sheepop.generate import GenerationConfig, paged_cache
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.engine import Engine
@@ -26,6 +26,7 @@ from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.penalties import Occurrences
 from sheepop.generate.request import Candidate, Prompt, Request
+from sheepop.generate.runner import PagedRunner
 from sheepop.generate.sampler import Row, Sampled, Sampler
 from sheepop.generate.speculation import LookupDrafter
 from sheepop.generate.updates import Update
@@ -246,6 +247,16 @@ MIXES: dict[str, Any] = {
 @given(**MIXES)
 def test_texts_equal_those_of_a_plain_loop(toy_model: Build, kind: int, **mix: Any) -> None:
     assert_mix_is_plain(toy_model, kind, **mix)
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+@settings(max_examples=2, deadline=None)
+@given(**MIXES, steps_ahead=st.sampled_from([0, 1]))
+def test_texts_are_plain_if_the_cache_grows(toy_model: Build, kind: int, **mix: Any) -> None:
+    """As on a GPU: few blocks exist at first, and they are made when they are used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_cache, "_num_at_first", lambda num_blocks, _: min(num_blocks, 2))
+        assert_mix_is_plain(toy_model, kind, **mix)
 
 
 @pytest.mark.campaign
@@ -579,6 +590,30 @@ def test_on_a_gpu_a_step_starts_without_waiting_for_the_last(
         texts.append([request.candidates[0].token_ids for request in requests])
     assert texts[0] == texts[1]
     assert [len(text) for text in texts[0]] == [40] * 6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_on_a_gpu_the_cache_grows_while_texts_are_written(
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
+) -> None:
+    """Of 512 blocks 128 exist at first; between captured passes they become 256 and then 512."""
+    settings = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
+    model = toy_model(max_seq_len=256, **settings).cuda()
+    config = GenerationConfig(max_new_tokens=220, min_new_tokens=220, temperature=1.0, repetition_penalty=1.2)
+    everything = [Asked([*range(10, 16 + number)], config.replace(seed=number)) for number in range(8)]
+    texts, counts = [], []
+    for at_first in (None, paged_cache._num_at_first):
+        monkeypatch.setattr(paged_cache, "_num_at_first", at_first or (lambda num_blocks, _: num_blocks))
+        engine = build_engine(model, num_blocks=512, max_tokens=64, max_sequences=8, steps_ahead=steps_ahead)
+        cache = cast(PagedRunner, engine._runner)._cache
+        counts.append(len(cache.keys[0].numbers))
+        requests, _ = drive(engine, model, everything)
+        counts.append(len(cache.keys[0].numbers))
+        texts.append([request.candidates[0].token_ids for request in requests])
+    assert counts == [513, 513, 129, 513]
+    assert texts[0] == texts[1]
 
 
 def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_model: Build) -> None:
