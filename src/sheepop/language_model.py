@@ -15,8 +15,8 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, model_defaults, requested
-from sheepop.generate.engine import TextStream
 from sheepop.generate.likelihood import Score, score_text
+from sheepop.generate.updates import TextStream
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
 from sheepop.jobs.run.request import RunRequest

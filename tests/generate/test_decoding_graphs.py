@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sheepop.adapt.stored_weight import has_kernels
-from sheepop.generate import GenerationConfig, Generator, runner
+from sheepop.generate import GenerationConfig, Generator, paged_cache, runner
 from sheepop.generate.blocks import BlockTable, Chunk
 from sheepop.generate.engine import Engine
 from sheepop.generate.paged_cache import PagedCache
@@ -26,38 +32,58 @@ NETWORKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "steps_ahead"), [*((kind, 0) for kind in range(len(NETWORKS))), (0, 1), (1, 1)])
+@pytest.mark.parametrize(
+    ("kind", "steps_ahead", "at_first"),
+    [*((kind, 0, None) for kind in range(len(NETWORKS))), (0, 1, None), (1, 1, None), (0, 1, 2), (1, 0, 2)],
+)
 def test_a_captured_pass_writes_what_an_ordinary_one_does(
-    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, kind: int, steps_ahead: int
+    toy_model: Callable[..., Transformer],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: int,
+    steps_ahead: int,
+    at_first: int | None,
 ) -> None:
-    """The captured work runs again on the buffers that it was captured with, like a CUDA graph."""
+    """The captured work runs again on the buffers that it was captured with, like a CUDA graph.
+
+    If the cache has few blocks at first, it grows, and what was captured before is not replayed any more.
+    """
     if not has_kernels():
         pytest.skip("there is no C++ compiler for the kernels")
     monkeypatch.setenv("SHEEPOP_NATIVE", "1")
     tokenizer = CharTokenizer.train(["abcdefgh"])
     model = toy_model(max_seq_len=32, vocab_size=tokenizer.vocab_size, **NETWORKS[kind])
-    prompts = [[5, 6, 7, 8], [6], [8, 8, 7], [5, 6, 7, 8, 9, 10, 9, 8, 7, 6, 5], [9, 9]]
+    prompts = [[5, 6, 7, 8], [6] * 12, [8, 8, 7], [5, 6, 7, 8, 9, 10, 9, 8, 7, 6, 5], [9, 9]]
     configs = [
         GenerationConfig(max_new_tokens=count, min_new_tokens=count, seed=1, temperature=1.0)
         for count in (20, 9, 14, 17, 3)
     ]
     expected = Generator(model, tokenizer).generate(prompts, configs)
-    replayed: list[int] = []
+    begun, captured, replayed = list[int](), list[int](), list[int]()
 
-    def capture(work: Work) -> Work:
-        work()
+    def begin() -> Callable[[Work], Work]:
+        begun.append(len(begun))
+        own = begun[-1]
 
-        def replay() -> None:
-            replayed.append(1)
+        def capture(work: Work) -> Work:
+            captured.append(own)
             work()
 
-        return replay
+            def replay() -> None:
+                assert own == begun[-1]
+                replayed.append(own)
+                work()
+
+            return replay
+
+        return capture
 
     def of(network: Transformer, cache: PagedCache) -> DecodingGraphs:
-        return DecodingGraphs(network, cache, capture)
+        return DecodingGraphs(network, cache, begin)
 
     monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=steps_ahead))
     monkeypatch.setattr(runner, "_PASSES_BEFORE_CAPTURE", 1)
+    if at_first is not None:
+        monkeypatch.setattr(paged_cache, "_num_at_first", lambda num_blocks, _: min(at_first, num_blocks))
     suited = kind < 2
     if suited:
         monkeypatch.setattr(DecodingGraphs, "of", of)
@@ -67,14 +93,74 @@ def test_a_captured_pass_writes_what_an_ordinary_one_does(
     assert [one.token_ids for one in found] == [other.token_ids for other in expected]
     assert [one.logprobs for one in found] == [other.logprobs for other in expected]
     assert (len(replayed) > 10) == suited
+    # Passes of 8, 4, 2 and 1 texts. From 2 blocks the cache grows to 5 for the prompts, and to 10 between passes of 4.
+    assert captured == ([] if not suited else [0] * 4 if at_first is None else [1, 1, 2, 2, 2])
 
 
 def test_many_texts_and_long_chunks_are_not_captured(toy_model: Callable[..., Transformer]) -> None:
 
     model = toy_model()
-    graphs = DecodingGraphs(model, PagedCache(model, [4], 4), lambda work: work)
+    graphs = DecodingGraphs(model, PagedCache(model, [4], 4), lambda: lambda work: work)
     table = BlockTable("", [[0]])
     for _ in range(20):
         assert not graphs.suits([Chunk(table, 0, 1)] * 257)
         assert not graphs.suits([Chunk(table, 0, 1), Chunk(table, 0, 2)])
     assert [graphs.suits([Chunk(table, 0, 1)] * 3) for _ in range(3)] == [False] * 2 + [True]
+
+
+class PretendedCuda:
+    """The part of `torch.cuda` that a capture uses; counts the captures that are open at a time on each device."""
+
+    def __init__(self, threads: int) -> None:
+        self.here = threading.local()
+        self.open, self.most, self.modes = Counter[int](), Counter[int](), set[str]()
+        self.meeting = threading.Barrier(threads)
+        self.met = list[bool]()
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nothing = SimpleNamespace(wait_stream=lambda _: None)
+        graph = SimpleNamespace(replay=lambda: None)
+        for name, found in {
+            "current_device": lambda: self.here.device,
+            "graph_pool_handle": lambda: (0, 0),
+            "Stream": lambda: nothing,
+            "current_stream": lambda: nothing,
+            "stream": lambda _: nullcontext(),
+            "CUDAGraph": lambda: graph,
+            "graph": self.graph,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, found)
+
+    @contextmanager
+    def graph(self, _: object, *, pool: object, capture_error_mode: str) -> Iterator[None]:
+        device = self.here.device
+        self.open[device] += 1
+        self.most[device] = max(self.most[device], self.open[device])
+        self.modes.add(capture_error_mode)
+        try:
+            self.meeting.wait(0.5)  # all threads are here at a time, or never are
+            self.met.append(True)
+        except threading.BrokenBarrierError:
+            self.met.append(False)
+        yield
+        self.open[device] -= 1
+
+
+@pytest.mark.parametrize("devices", [(0, 0, 0), (0, 1, 2)])
+def test_captures_on_one_device_wait_for_each_other_and_on_several_do_not(
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[int, ...]
+) -> None:
+    cuda = PretendedCuda(len(devices))
+    cuda.patch(monkeypatch)
+
+    def captured(device: int) -> int:
+        cuda.here.device, runs = device, list[int]()
+        runner._cuda_capture()(lambda: runs.append(1))
+        return len(runs)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        runs = list(pool.map(captured, devices))
+    assert runs == [3] * len(devices)  # twice beforehand, once captured
+    assert cuda.met == [len(set(devices)) > 1] * len(devices)
+    assert set(cuda.most.values()) == {1}
+    assert cuda.modes == {"thread_local"}

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,15 +18,18 @@ from sheepop.adapt.quantization import quantize
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.stored_weight import has_kernels
 from sheepop.core.errors import UsageError
-from sheepop.generate import GenerationConfig
+from sheepop.generate import GenerationConfig, paged_cache
 from sheepop.generate.blocks import BlockManager, BlockTable, Chunk
 from sheepop.generate.config import CacheDtype
-from sheepop.generate.engine import Engine, Update
+from sheepop.generate.engine import Engine
 from sheepop.generate.native_block import with_native_blocks
 from sheepop.generate.paged_cache import PagedCache
+from sheepop.generate.penalties import Occurrences
 from sheepop.generate.request import Candidate, Prompt, Request
-from sheepop.generate.sampler import Occurrences, Row, Sampled, Sampler
+from sheepop.generate.runner import PagedRunner
+from sheepop.generate.sampler import Row, Sampled, Sampler
 from sheepop.generate.speculation import LookupDrafter
+from sheepop.generate.updates import Update
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
 from sheepop.tokenizer import CharTokenizer
 
@@ -152,7 +155,7 @@ def plain_texts(
             if source is not None and len(context) == longest:
                 break  # a target needs its beginning
             read = [torch.tensor([context])] if source is None else [torch.tensor([source]), torch.tensor([context])]
-            occurrences = Occurrences(request.prompt.token_ids).followed_by(written)
+            occurrences = Occurrences(request.prompt.token_ids, written)
             row = Row(config, len(written), candidate.seed, occurrences if config.penalises else None)
             choice = sampler(model).choose(model(*read, **caching)[:, -1], [row])
             written += choice.token_ids
@@ -212,6 +215,7 @@ sampled = st.builds(
     top_p=st.sampled_from([0.8, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 1.2]),
     presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
     num_completions=st.sampled_from([1, 1, 2, 3]),
     guesses=st.just(GUESSES),
     seed=st.integers(0, 5),
@@ -243,6 +247,16 @@ MIXES: dict[str, Any] = {
 @given(**MIXES)
 def test_texts_equal_those_of_a_plain_loop(toy_model: Build, kind: int, **mix: Any) -> None:
     assert_mix_is_plain(toy_model, kind, **mix)
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+@settings(max_examples=2, deadline=None)
+@given(**MIXES, steps_ahead=st.sampled_from([0, 1]))
+def test_texts_are_plain_if_the_cache_grows(toy_model: Build, kind: int, **mix: Any) -> None:
+    """As on a GPU: few blocks exist at first, and they are made when they are used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_cache, "_num_at_first", lambda num_blocks, _: min(num_blocks, 2))
+        assert_mix_is_plain(toy_model, kind, **mix)
 
 
 @pytest.mark.campaign
@@ -288,8 +302,6 @@ asked_ahead = st.builds(
             min_new_tokens=min(least, asked.config.max_new_tokens),
             top_logprobs=count,
             logit_bias=dict.fromkeys(biased, 3.0),
-            repetition_penalty=1.0,
-            presence_penalty=0.0,
         ),
     ),
     asked_for,
@@ -522,10 +534,17 @@ def test_what_is_read_once_too_often_is_not_found_again(toy_model: Build, kind: 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
-    [({}, ["run", "run", "read", "run", "read", "read"]), ({"presence_penalty": 0.5}, ["run", "read"] * 3)],
+    [
+        ({}, ["run", "run", "read", "run", "read", "read"]),
+        (
+            {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5, "stop": ("never",)},
+            ["run", "run", "read", "run", "read", "read"],
+        ),
+        ({"num_beams": 2, "min_new_tokens": 0}, ["run", "read"] * 3),
+    ],
 )
 def test_a_step_starts_before_the_last_is_read_unless_a_text_needs_its_tokens(
-    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, float], expected: list[str]
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], expected: list[str]
 ) -> None:
     model, calls = toy_model(), list[str]()
     engine = build_engine(model, num_blocks=40, max_tokens=16, max_sequences=4, steps_ahead=1)
@@ -544,13 +563,14 @@ def test_a_step_starts_before_the_last_is_read_unless_a_text_needs_its_tokens(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 @pytest.mark.parametrize("change", [{}, {"sliding_window": 6}])
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.3, "presence_penalty": 0.5}], ids=["", "penalties"])
 def test_on_a_gpu_a_step_starts_without_waiting_for_the_last(
-    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], penalties: dict[str, float]
 ) -> None:
     """Once kernels are compiled and a graph is captured; PyTorch raises an error where it would wait."""
     settings = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
     model = toy_model(**settings, **change).cuda()
-    config = GenerationConfig(max_new_tokens=40, min_new_tokens=40, temperature=1.0, top_k=20, top_p=0.9)
+    config = GenerationConfig(max_new_tokens=40, min_new_tokens=40, temperature=1.0, top_k=20, top_p=0.9, **penalties)
     everything = [Asked([*range(10, 16 + number)], config.replace(seed=number)) for number in range(6)]
     texts = []
     for steps_ahead in (0, 1):
@@ -570,6 +590,30 @@ def test_on_a_gpu_a_step_starts_without_waiting_for_the_last(
         texts.append([request.candidates[0].token_ids for request in requests])
     assert texts[0] == texts[1]
     assert [len(text) for text in texts[0]] == [40] * 6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_on_a_gpu_the_cache_grows_while_texts_are_written(
+    toy_model: Build, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
+) -> None:
+    """Of 512 blocks 128 exist at first; between captured passes they become 256 and then 512."""
+    settings = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False}
+    model = toy_model(max_seq_len=256, **settings).cuda()
+    config = GenerationConfig(max_new_tokens=220, min_new_tokens=220, temperature=1.0, repetition_penalty=1.2)
+    everything = [Asked([*range(10, 16 + number)], config.replace(seed=number)) for number in range(8)]
+    texts, counts = [], []
+    for at_first in (None, paged_cache._num_at_first):
+        monkeypatch.setattr(paged_cache, "_num_at_first", at_first or (lambda num_blocks, _: num_blocks))
+        engine = build_engine(model, num_blocks=512, max_tokens=64, max_sequences=8, steps_ahead=steps_ahead)
+        cache = cast(PagedRunner, engine._runner)._cache
+        counts.append(len(cache.keys[0].numbers))
+        requests, _ = drive(engine, model, everything)
+        counts.append(len(cache.keys[0].numbers))
+        texts.append([request.candidates[0].token_ids for request in requests])
+    assert counts == [513, 513, 129, 513]
+    assert texts[0] == texts[1]
 
 
 def test_a_model_that_guesses_for_itself_is_always_right_and_saves_passes(toy_model: Build) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sheepop.core.errors import CheckpointError
-from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate import GenerationConfig, Generator, paged_cache
 from sheepop.language_model import LanguageModel
 from sheepop.model import Transformer
 from sheepop.model.probe import watch
@@ -55,6 +55,26 @@ def test_other_settings_and_longer_texts_start_anew_and_are_right(toy_model: Bui
     several = [PROMPT[number:40] for number in range(5)]
     found = [completion.text for completion in generator.generate(several, GREEDY)]
     assert found == [alone(model, characters, prompt) for prompt in several]
+
+
+@pytest.mark.parametrize("first", [None, 3])
+def test_longer_and_more_texts_keep_what_was_read(
+    toy_model: Build, characters: CharTokenizer, monkeypatch: pytest.MonkeyPatch, first: int | None
+) -> None:
+    """Also where the cache has only so many blocks at first."""
+    if first is not None:
+        monkeypatch.setattr(paged_cache, "_num_at_first", lambda num_blocks, _: min(first, num_blocks))
+    model = toy_model(max_seq_len=256)
+    generator = Generator(model, characters, max_batch_size=4)
+    expected = generator.generate([PROMPT], GREEDY)[0].text
+    kept, counts = generator._kept, counting(generator)
+    many = [PROMPT[number:] * 4 for number in range(4)]
+    texts = [completion.text for completion in generator.generate(many, GREEDY)]
+    assert texts == [alone(model, characters, prompt) for prompt in many]
+    counts.clear()
+    assert generator.generate([PROMPT], GREEDY)[0].text == expected
+    assert counts[0] == 16  # two blocks are found again, and one has the last token, which is always read
+    assert kept is not None and generator._kept is not None and generator._kept.engine is kept.engine
 
 
 def test_changed_weights_are_seen(toy_model: Build, characters: CharTokenizer) -> None:

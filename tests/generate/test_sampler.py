@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig
-from sheepop.generate.sampler import Occurrences, Row, Sampler, repetition_penalised
+from sheepop.generate.penalties import Occurrences, repetition_penalised
+from sheepop.generate.sampler import Row, Sampler
 from sheepop.generate.sampling_kernels import choose_by_triton, choose_natively, suits_native_sampling
 from sheepop.generate.warping import (
     apply_min_p,
@@ -152,7 +153,7 @@ def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
 
 def scores_of(logits: list[float], config: GenerationConfig, prompt: list[int], text: list[int]) -> list[float]:
     sampler = Sampler(torch.tensor([False] * len(logits)), [0])
-    occurrences = Occurrences(prompt).followed_by(text) if config.penalises else None
+    occurrences = Occurrences(prompt, text) if config.penalises else None
     return sampler.scores(torch.tensor([logits]), [Row(config, len(text), 0, occurrences)])[0].tolist()
 
 
@@ -449,11 +450,11 @@ def test_natively_sampled_frequencies_fit_the_distribution() -> None:
 
 def test_penalties_follow_a_text_as_it_grows_and_are_not_changed_by_guesses() -> None:
     config = GenerationConfig(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    growing, sampler = Occurrences([3, 1, 3]), Sampler(torch.tensor([False] * 5), [])
+    known, sampler = list[int](), Sampler(torch.tensor([False] * 5), [])
+    growing = Occurrences([3, 1, 3], known)
     logits = torch.full((2, 5), 4.0)
     for text in ([], [0], [0, 1], [0, 1, 1]):
-        guessed = growing.followed_by([2, 2])
-        rows = [Row(config, len(text), 0, growing), Row(config, len(text) + 2, 0, guessed)]
+        rows = [Row(config, len(text), 0, growing), Row(config, len(text) + 2, 0, growing, None, [2, 2])]
         for line, written in zip(sampler.scores(logits, rows).tolist(), (text, [*text, 2, 2]), strict=True):
             expected = [
                 (2.0 if token in (1, 3, *written) else 4.0)
@@ -461,4 +462,4 @@ def test_penalties_follow_a_text_as_it_grows_and_are_not_changed_by_guesses() ->
                 for token in range(5)
             ]
             assert line == expected
-        growing.add((0, 1, 1, 4)[len(text)])
+        known.append((0, 1, 1, 4)[len(text)])

@@ -7,22 +7,27 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from sheepop.checkpoint import save_model
 from sheepop.core.errors import CheckpointError, ConfigError, UsageError
+from sheepop.serve import stock
 from sheepop.serve.config import ServerConfig, duration
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
+from sheepop.serve.stock import Source
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import Live, ServerProcess, Shelf, WithTemplate, model_of, tiny, tiny_network, wait_for
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 ASKED = {"prompt": "Once", "max_tokens": 4, "min_tokens": 4}
 
 
@@ -260,6 +265,47 @@ def test_a_server_is_closed_while_a_model_loads() -> None:
     server.close()
     asking.join()
     assert found == [503]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cache_that_is_loaded_anew_has_the_memory_that_the_old_one_frees(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Of 4 MiB there is free what no model has that is not closed; on a GPU a cache takes its memory at once."""
+    config, weights, made = ServerConfig(max_running=16), MIB // 2, list[tuple[ServedModel, int]]()
+
+    def free(*_: object) -> int:
+        return 4 * MIB - sum(weights + size for model, size in made if model.worker._thread.is_alive())
+
+    class Memory(Shelf):
+        def read(self, source: Source, base: ServedModel | None) -> Any:
+            return SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
+
+        def serve(self, name: str, loaded: Any, base: ServedModel | None, cache_bytes: int) -> ServedModel:
+            assert device == "cpu" or free() >= weights + cache_bytes
+            model = tiny(name, WithTemplate(), config.replace(cache_memory=cache_bytes / GIB))
+            made.append((model, cache_bytes))
+            return model
+
+    monkeypatch.setattr(stock, "free_memory", free)
+    registry = Registry(Memory(lambda _: pytest.fail("nothing else loads"), ["a"], config, sizes={"a": weights}))
+    try:
+        old = asyncio.run(registry.entered("a"))
+        with ThreadPoolExecutor(1) as pool:
+            reloading = pool.submit(registry.reload)
+            if device == "cuda":
+                with pytest.raises(TimeoutError):
+                    reloading.result(0.2)  # a request still uses the old one
+            else:
+                reloading.result(60)
+            assert len(made) == (1 if device == "cuda" else 2)
+            registry.leave(old)
+            reloading.result(60)
+        blocks = [model.worker.scheduler.manager.num_blocks for model, _ in made]
+        # (0.9 * 4 - 0.5) / 2 MiB, in blocks of 8 KiB; 16 whole contexts would have 256.
+        assert blocks == [(198,)] * 2
+    finally:
+        registry.close()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from sheepop.generate.engine import Update
 from sheepop.generate.request import FinishReason, Request
+from sheepop.generate.updates import Update
 from sheepop.serve.answer_text import AnswerText
 from sheepop.serve.answers import Answer
 from sheepop.serve.chat_request import ChatRequest

@@ -236,10 +236,8 @@ class BlockManager:
         table.released, table.room = [0] * len(self._pools), 0
 
     def forget(self) -> None:
-        """Forgets what the blocks hold, so that no new sequence finds it; every table must be closed."""
-        for pool in self._pools:
-            pool.found.clear()
-            pool.content = [_NO_CONTENT] * len(pool.content)
+        """Forgets all tables and what the blocks hold: every block is free, and no new sequence finds it."""
+        self._pools = [_Pool(count) for count in self.num_blocks]
         self._contents.clear()
         self._keys.clear()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +16,13 @@ from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
-from sheepop.generate.request import Candidate, Completion, FinishReason, Request
+from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
-from sheepop.generate.sampler import Choice, Likeliest, Row, Sampled, Sampler
+from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
-from sheepop.generate.transfers import upload
+from sheepop.generate.transfers import synchronize, upload
+from sheepop.generate.updates import Update
 from sheepop.model import Transformer
 
 BLOCK_SIZE = 16
@@ -30,38 +31,6 @@ BLOCK_SIZE = 16
 def tokens_per_step(device: torch.device) -> int:
     """The number of tokens in a pass that keeps the processor busy; each costs memory for its activations."""
     return 8192 if device.type == "cuda" else 512
-
-
-class Update(NamedTuple):
-    """The result of a step for one text, `index` of its request; a snapshot, which stays as it is while the text grows.
-
-    It has the new tokens and the text that can be shown now. `finish_reason` is set in the last update of a text,
-    `stop` to the stop string that ended it, and `error` if its request failed.
-    """
-
-    request: Request
-    index: int  # type: ignore[assignment]
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    likeliest: tuple[Likeliest, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop: str | None = None
-    error: SheepOpError | None = None
-
-    @classmethod
-    def of(cls, candidate: Candidate, text: str, first: int = 0) -> Update:
-        """The update with `text` and the tokens of `candidate` from index `first` on."""
-        return cls(
-            candidate.request,
-            candidate.index,
-            text,
-            tuple(candidate.token_ids[first:]),
-            tuple(candidate.logprobs[first:]),
-            tuple(candidate.likeliest[first:]),
-            candidate.finish_reason,
-            candidate.stop,
-        )
 
 
 class Engine:
@@ -175,6 +144,23 @@ class Engine:
         unfinished = [cast(Request, request) for request in (*self.scheduler.running, *self.scheduler.waiting)]
         return [update for request in unfinished for update in self.abort(request)]
 
+    def recover(self) -> list[Request]:
+        """Makes the engine ready again after a step that failed, in which the state of requests and cache was lost.
+
+        Only requests of which nothing was read are kept, and returned; none if no other was there to be at fault. The
+        others are dropped, and nothing is found in the cache. Raises an error if the device has failed.
+        """
+        synchronize(self._sampler.forbidden.device)
+        self._started.clear()
+        waiting = [cast(Request, request) for request in self.scheduler.waiting]
+        kept = [request for request in waiting if request.is_new]
+        if not self.scheduler.running and len(kept) == len(waiting):
+            kept = []
+        self.scheduler.reset(kept)
+        if self._drafter is not None:
+            self._drafter.reset()
+        return kept
+
     def step(self) -> list[Update]:
         """Starts a step, and returns the updates of the steps whose results are due.
 
@@ -213,7 +199,8 @@ class Engine:
         for share in shares:
             if (request := cast(Request, share.request)).is_new:
                 request.begin(share)
-        logits = self._runner.run(shares, None if latest is None else latest.token_ids)
+        sampled = None if latest is None else latest.token_ids
+        logits = self._runner.run(shares, sampled)
         updates: list[Update] = []
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
@@ -234,7 +221,7 @@ class Engine:
         if step.rows:
             if used != list(range(len(logits))):
                 logits = logits[upload(torch.tensor(used), logits.device)]
-            step.sampled = self._sampler.sample(logits, step.rows)
+            step.sampled = self._sampler.sample(logits, step.rows, sampled)
         self._started.append(step)
         return updates
 
@@ -332,23 +319,6 @@ class Engine:
         best, candidate = request.beam.best(), request.candidates[0]
         text = "".join(map(candidate.accept, best.token_ids, best.logprobs))
         return [Update.of(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
-
-
-class TextStream:
-    """Iterates over the pieces of a text as it is generated; then `completion` has the result."""
-
-    def __init__(self, request: Request, updates: Iterator[Update]) -> None:
-        self._request, self._updates = request, updates
-
-    def __iter__(self) -> Iterator[str]:
-        return (update.text for update in self._updates if update.text)
-
-    @property
-    def completion(self) -> Completion:
-        """The completion; raises `UsageError` before the text has ended."""
-        if self._request.writing:
-            raise UsageError("The text is still being written: read the stream to its end first.")
-        return self._request.completions()[0]
 
 
 def _not_finite(candidate: Candidate) -> CheckpointError:

@@ -19,12 +19,13 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
 from sheepop.generate.config import CacheDtype, GenerationConfig
 from sheepop.generate.constraints import Grammars
-from sheepop.generate.engine import BLOCK_SIZE, Engine, TextStream, Update
+from sheepop.generate.engine import BLOCK_SIZE, Engine
 from sheepop.generate.native_block import prepared, with_native_blocks
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
+from sheepop.generate.updates import TextStream, Update
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.probe import someone_watches
 from sheepop.parallel.ranks import ALONE, Ranks
@@ -35,7 +36,7 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class _KeptEngine:
-    """An engine that stays for the next call; `is_limited` if memory had no room for more blocks.
+    """An engine that stays for the next call.
 
     It suits requests of the same `kind`. Once the weights have other `versions`, its keys and values are forgotten.
     """
@@ -43,7 +44,6 @@ class _KeptEngine:
     engine: Engine
     kind: tuple[object, ...]
     versions: tuple[int, ...]
-    is_limited: bool
 
 
 class Generator:
@@ -114,9 +114,13 @@ class Generator:
     @property
     def model(self) -> Transformer:
         """The network over the weights of the given model, with the fastest layers for its device."""
+        self._refresh()
+        return self._model
+
+    def _refresh(self) -> None:
+        """Copies weights that may have changed to the layers that have copies of them."""
         for copy, original in self._copies:
             copy.copy_(original)
-        return self._model
 
     @property
     def continues_prompts(self) -> bool:
@@ -208,22 +212,22 @@ class Generator:
                 engine.abort_all()
 
     def _engine(self, requests: Sequence[Request]) -> Engine:
-        """An idle engine with blocks for `max_batch_size` of these requests, in at most half of the free memory."""
+        """An idle engine for these requests, whose cache may take half of the free memory."""
         config = requests[0].config
         max_sequences = max(self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
-        needed = sorted((request.width * -(-request.longest // BLOCK_SIZE) for request in requests), reverse=True)
-        together = sum(needed[:max_sequences])
+        needed = max(request.width * -(-request.longest // BLOCK_SIZE) for request in requests)
         # CUDA graphs read the memory in which they were captured.
         places = [weight.data_ptr() for weight in self._weights if not isinstance(weight, StoredWeight)]
         kind = (max_sequences, guesses, config.cache_dtype, config.use_cache, config.batch_invariant, *places)
-        model, versions, kept = self.model, self._versions(), self._kept
+        self._refresh()
+        versions, kept = self._versions(), self._kept
         if (
             kept is not None
             and kept.engine.is_idle
             and kept.kind == kind
             and (kept.versions == versions or (versions is not None and not guesses))
-            and kept.engine.scheduler.manager.num_blocks[0] >= (needed[0] if kept.is_limited else together)
+            and kept.engine.scheduler.manager.num_blocks[0] >= needed
         ):
             if kept.versions != versions:
                 kept.engine.scheduler.manager.forget()
@@ -231,23 +235,17 @@ class Generator:
             kept.engine.scheduler.max_waiting = len(requests)
             return kept.engine
         self._kept = kept = None  # its memory is free for the next
-        wanted = max(together, -(-self.max_seq_len // BLOCK_SIZE))
-        free = free_memory(model.device) // 2 - self._state_bytes(guesses, max_sequences)
-        affordable = max(0, free) // self._bytes_per_block(guesses, config.cache_dtype)
-        engine = Engine.build(
-            self._invariant_model if config.batch_invariant else model,
-            self._sampler,
-            num_blocks=max(needed[0], min(wanted, affordable)),
+        engine = self.serving_engine(
             max_sequences=max_sequences,
             max_waiting=len(requests),
             use_cache=config.use_cache,
             cache_dtype=config.cache_dtype,
             batch_invariant=config.batch_invariant,
             guesses=guesses,
-            draft=self._draft,
+            least=needed,
         )
         if versions is not None:
-            self._kept = _KeptEngine(engine, kind, versions, is_limited=affordable < wanted)
+            self._kept = _KeptEngine(engine, kind, versions)
         return engine
 
     def _versions(self) -> tuple[int, ...] | None:
@@ -330,14 +328,16 @@ class Generator:
         max_waiting: int,
         max_tokens: int | None = None,
         cache_bytes: int | None = None,
+        use_cache: bool = True,
         cache_dtype: CacheDtype = "auto",
         batch_invariant: bool = False,
         guesses: int = 0,
+        least: int = 0,
     ) -> Engine:
         """Builds an engine for requests that arrive over time.
 
-        Its cache has at most `cache_bytes`, by default half of the free memory, and never more than `max_sequences`
-        whole contexts need.
+        Its cache has at most `cache_bytes`, by default half of the free memory, but at least `least` blocks, and never
+        more than `max_sequences` whole contexts need.
         """
         most = max_sequences * -(-self.max_seq_len // BLOCK_SIZE)
         if cache_bytes is None:
@@ -346,10 +346,11 @@ class Generator:
         return Engine.build(
             self._invariant_model if batch_invariant else self.model,
             self._sampler,
-            num_blocks=min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, cache_dtype)),
+            num_blocks=max(least, min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, cache_dtype))),
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             max_tokens=max_tokens,
+            use_cache=use_cache,
             cache_dtype=cache_dtype,
             batch_invariant=batch_invariant,
             guesses=guesses,

@@ -17,13 +17,19 @@ from sheepop.core.errors import DeviceError
 from sheepop.generate.blocks import BlockManager, Chunk, Copy, blocks_held
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_attention import PagedAttending, Pass, StaticPass
-from sheepop.generate.paged_kernels import LARGEST, AttentionMetadata, KVBlocks
-from sheepop.generate.transfers import upload
+from sheepop.generate.paged_kernels import LARGEST, AttentionMetadata, KVBlocks, grown, zeros
+from sheepop.generate.transfers import synchronize, upload
 from sheepop.model import Transformer
 from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Score
 from sheepop.model.cache import AttendLatents, LatentCache, Recurrence
 
 _NO_BLOCK = -1  # the last block of a tail, which belongs to no sequence
+_FIRST_SHARE, _FEWEST_AT_FIRST = 16, 128
+
+
+def _num_at_first(num_blocks: int, device: torch.device) -> int:
+    """How many of `num_blocks` blocks exist at first: all on a CPU, where they take memory only when they are used."""
+    return num_blocks if device.type == "cpu" else min(num_blocks, max(num_blocks // _FIRST_SHARE, _FEWEST_AT_FIRST))
 
 
 def reaches_of(model: Transformer) -> tuple[int | None, ...]:
@@ -116,7 +122,7 @@ def _bytes_of_tails(model: Transformer, block_size: int, lookahead: int) -> int:
 
 
 class PagedCache(LatentCache):
-    """The blocks of all layers, (num_blocks, K, block_size, C) each, allocated once.
+    """The blocks of all layers, (num_blocks, K, block_size, C) each; on a GPU there are fewer until they are used.
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
     `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. If
@@ -144,10 +150,11 @@ class PagedCache(LatentCache):
         ]
         self._kind_of_window = {window: self.reaches.index(window) for window in model.windows}
 
-        self._spare_blocks = list(num_blocks)  # one more block than the manager hands out
+        # The blocks that exist; there is one more, which the manager hands out only once there are more.
+        self._most, self._num_blocks = list(num_blocks), [_num_at_first(count, self.device) for count in num_blocks]
 
         def allocated(of_values: bool) -> list[KVBlocks]:
-            counts = [0 if kind is None else num_blocks[kind] + 1 for kind in self._kind_of_layer]
+            counts = [0 if kind is None else self._num_blocks[kind] + 1 for kind in self._kind_of_layer]
             cached, stored = map(model.config.cached_heads, range(len(counts))), stored_dtype(model, cache_dtype)
             shapes = [
                 (count, heads.kv_heads, block_size, heads.value_width if of_values else heads.key_width)
@@ -161,12 +168,46 @@ class PagedCache(LatentCache):
         self._tails: dict[str, Tensor] = {}
         self._tail_width = min(block_size, num_preceding(model) + lookahead)
         self._state_width = min(block_size, 1 + lookahead)
-        self._num_tail_blocks = num_blocks[-1]
         # An encoder's keys and values for the sources of the last pass.
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         self._sources: list[int] = []
         self._pass: Pass | None = None
         self.static: StaticPass | None = None  # if set, the next pass reads the tokens in these buffers
+
+    def make_room(self, chunks: Sequence[Chunk], copies: Sequence[Copy]) -> bool:
+        """Makes the blocks that are written next, and as many again; returns whether any had to be made.
+
+        All blocks move then, which waits for the device. Raises `DeviceError` if there is no memory for them.
+        """
+        if self._num_blocks == self._most:
+            return False
+        needed = list(self._num_blocks)
+        for copy in copies:
+            needed[copy.kind] = max(needed[copy.kind], copy.target + 1)
+        for table, start, count in chunks:
+            new = slice(start // self.block_size, -(-(start + count) // self.block_size))
+            for kind, blocks in enumerate(table.blocks):
+                needed[kind] = max(needed[kind], *(1 + block for block in blocks[new] if block is not None), 0)
+        if needed == self._num_blocks:
+            return False
+        counts = [
+            max(count, min(most, 2 * before)) if count > before else before
+            for count, before, most in zip(needed, self._num_blocks, self._most, strict=True)
+        ]
+        synchronize(self.device)
+        try:
+            for kind, keys, values in zip(self._kind_of_layer, self.keys, self.values, strict=True):
+                if kind is not None and counts[kind] > self._num_blocks[kind]:
+                    keys.grow(counts[kind] + 1)
+                    values.grow(counts[kind] + 1)
+            self._tails = {place: grown(tail, counts[-1] + 1) for place, tail in self._tails.items()}
+        except torch.OutOfMemoryError:
+            raise DeviceError(
+                f"{self.device} has no memory for {max(counts)} blocks of the cache, which may have {max(self._most)}. "
+                "Other programs may have taken it since the start. Give the cache less memory."
+            ) from None
+        self._num_blocks = counts
+        return True
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Makes the copies of blocks that `BlockManager.reserve` returned."""
@@ -207,7 +248,7 @@ class PagedCache(LatentCache):
 
     def static_pass(self, count: int, longest: int) -> StaticPass:
         """The static buffers for passes of `count` single tokens, of sequences with at most `longest` tokens."""
-        return StaticPass(count, longest, self.block_size, self.reaches, self._spare_blocks, self.device)
+        return StaticPass(count, longest, self.block_size, self.reaches, self._num_blocks, self.device)
 
     @property
     def _current(self) -> Pass:
@@ -300,7 +341,8 @@ class PagedCache(LatentCache):
     def _tail(self, place: str, width: int, entry: Tensor) -> Tensor:
         """The stored entries (blocks, width, ...) of `place`, at first 0; each is like `entry` (...)."""
         if place not in self._tails:
-            self._tails[place] = entry.new_zeros(self._num_tail_blocks + 1, width, *entry.shape)
+            shape = (self._num_blocks[-1] + 1, width, *entry.shape)
+            self._tails[place] = zeros(shape, entry.dtype, self.device)
         return self._tails[place]
 
     def prepare(self, kind: AttentionKind) -> Attending:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -41,8 +41,8 @@ class KVBlocks:
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, stored: torch.dtype
     ) -> None:
         self.dtype = dtype
-        self.numbers = _zeros(shape, stored, device)
-        self.scales = _zeros(shape[:3], torch.float32, device) if stored in LARGEST else None
+        self.numbers = zeros(shape, stored, device)
+        self.scales = zeros(shape[:3], torch.float32, device) if stored in LARGEST else None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -106,17 +106,29 @@ class KVBlocks:
         found = self._read(numbers, scales)
         return found if beyond is None else found.masked_fill_(beyond[:, None, :, None], 0)
 
+    def grow(self, count: int) -> None:
+        """Adds blocks, so that there are `count`."""
+        self.numbers = grown(self.numbers, count)
+        self.scales = None if self.scales is None else grown(self.scales, count)
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copies whole blocks."""
         for stored in self.tensors:
             stored[target] = stored[source]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that on a CPU take memory only where they are used: the system maps pages on the first write."""
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def grown(blocks: Tensor, count: int) -> Tensor:
+    """Returns `blocks` with zeros behind, `count` in all."""
+    found = zeros((count, *blocks.shape[1:]), blocks.dtype, blocks.device)
+    found[: len(blocks)] = blocks
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from sheepop.generate.beam_search import Beam, Branch
 from sheepop.generate.blocks import BlockTable
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
-from sheepop.generate.sampler import Likeliest, Occurrences, Row
+from sheepop.generate.penalties import Occurrences
+from sheepop.generate.sampler import Likeliest, Row
 from sheepop.generate.scheduler import Reader, Share
 from sheepop.generate.stop_strings import StopMatcher
 from sheepop.model import EncoderDecoder, Transformer
@@ -186,7 +187,7 @@ class Candidate:
         # A target never slides, whatever `on_overflow` is, because it needs its beginning.
         if request.config.on_overflow == "refuse" or request.prompt.source_ids is not None:
             self._most = min(self._most, longest - len(prompt_ids))
-        self._occurrences = Occurrences(prompt_ids) if request.config.penalises else None
+        self._occurrences = Occurrences(prompt_ids, self.token_ids) if request.config.penalises else None
         self._stop = StopMatcher(request.config.stop)
         self._decoder = StreamDecoder(request.tokenizer, shown_ids=request.shown_ids, continues=request.continues)
         self._text: list[str] = []
@@ -209,9 +210,9 @@ class Candidate:
 
     def row(self, guesses: Sequence[int] = (), allowed: Tensor | None = None) -> Row:
         """The sampler's row for the token after the text and `guesses`."""
-        occurrences = None if self._occurrences is None else self._occurrences.followed_by(guesses)
         num_written = len(self.token_ids) + self.num_expected + len(guesses)
-        return Row(self.request.config, num_written, self.seed, occurrences, allowed)
+        following = (*self.context[len(self.context) - self._num_unknown :], *guesses)
+        return Row(self.request.config, num_written, self.seed, self._occurrences, allowed, following)
 
     def expect(self, row: int) -> None:
         """Counts on the token that is sampled in `row` of a step, which the next step may read before it is known.
@@ -236,8 +237,6 @@ class Candidate:
         """Adds a sampled token, ends the text if it is the last, and returns the new text that can be shown."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
-        if self._occurrences is not None:
-            self._occurrences.add(token_id)
         if likeliest is not None:
             self.likeliest.append(likeliest)
         if token_id in self.request.end_ids:
@@ -343,7 +342,7 @@ class Request:
         self.writing = list(self.candidates)
         self.num_cached, self.seconds_waited = 0, 0.0
         self.is_new, self._made = True, time.monotonic()
-        self.can_run_ahead = matcher is None and config.num_beams == 1 and not config.penalises
+        self.can_run_ahead = matcher is None and config.num_beams == 1
         self.beam: Beam | None = None
         self.branches: list[Branch] = []
         if config.num_beams > 1:

@@ -20,7 +20,7 @@ from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attends_by_triton
 from sheepop.generate.scheduler import Share
-from sheepop.generate.transfers import upload
+from sheepop.generate.transfers import upload, with_sampled
 from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.probe import someone_watches
 
@@ -132,20 +132,26 @@ class PagedRunner:
 
     def read(self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None) -> Tensor:
         """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
+        self._prepare(reading)
         if self._graphs is not None and not reading.adapters and self._graphs.suits(reading.chunks):
-            self._cache.copy(reading.copies)
             return self._graphs.run(reading.token_ids, reading.chunks, sampled)
         return self._model.read_out(self._states(reading, sources, sampled)[:, None])[:, 0]
 
     def states(self, reading: Reading) -> Tensor:
         """The hidden states (R, D) of one pass, from which `read` computes logits."""
+        self._prepare(reading)
         return self._states(reading)
+
+    def _prepare(self, reading: Reading) -> None:
+        """Makes the blocks of a pass."""
+        if self._cache.make_room(reading.chunks, reading.copies) and self._graphs is not None:
+            self._graphs.drop()
+        self._cache.copy(reading.copies)
 
     def _states(
         self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None
     ) -> Tensor:
         chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
-        self._cache.copy(reading.copies)
         inputs: dict[str, Any] = {}
         numbers, longest = None, 0
         if self._sources is not None and sources is not None:
@@ -159,13 +165,6 @@ class PagedRunner:
         if len(predicting) < len(read):
             hidden_N1D = hidden_N1D[upload(torch.tensor(predicting, dtype=torch.long), device)]
         return hidden_N1D[:, 0]
-
-
-def with_sampled(token_ids: Tensor, sampled: Tensor | None) -> Tensor:
-    """Puts tokens of the last step in the place of the negative ids that stand for them; see `Reading`."""
-    if sampled is None:
-        return token_ids
-    return torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0)], token_ids)
 
 
 def is_led(model: Transformer) -> bool:
@@ -265,11 +264,12 @@ class DecodingGraphs:
 
     A GPU finishes such a pass sooner than Python can launch its kernels one by one. A graph reads the static buffers
     that it was captured with, so the input of a pass is copied there; padding tokens read and write a block of the
-    cache that belongs to no text. A graph is captured only after several passes of its size.
+    cache that belongs to no text. A graph is captured only after several passes of its size, and again after the cache
+    has grown. `begin` prepares captures that are dropped together.
     """
 
-    def __init__(self, model: Transformer, cache: PagedCache, capture: Capture) -> None:
-        self._model, self._cache, self._capture = model, cache, capture
+    def __init__(self, model: Transformer, cache: PagedCache, begin: Callable[[], Capture]) -> None:
+        self._model, self._cache, self._begin, self._capture = model, cache, begin, begin()
         self._seen: Counter[int] = Counter()
         self._captured: dict[int, tuple[StaticPass, Tensor, Callable[[], Any]]] = {}
 
@@ -281,7 +281,12 @@ class DecodingGraphs:
         needs_host = any(getattr(config, name) is not None for name in sections)
         if config.architecture != "decoder" or needs_host or not attends_by_triton(model.attention_kind(cached=True)):
             return None
-        return cls(model, cache, _cuda_capture())
+        return cls(model, cache, _cuda_capture)
+
+    def drop(self) -> None:
+        """Drops all graphs, because the memory that they read is another now."""
+        self._captured.clear()
+        self._capture = self._begin()
 
     def suits(self, chunks: Sequence[Chunk]) -> bool:
         """Whether a pass should be run by a graph, captured now if there is none; counts the pass."""

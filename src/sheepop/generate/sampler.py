@@ -6,18 +6,17 @@ grammar, then those of `warping`. A token that cannot be chosen has the logit -i
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sheepop.core.random import derive_seeds
 from sheepop.generate.config import GenerationConfig
+from sheepop.generate.penalties import Occurrences, Penalties
 from sheepop.generate.sampling_kernels import (
     choose_by_triton,
     choose_natively,
@@ -33,38 +32,12 @@ from sheepop.tokenizer import Tokenizer
 _NEAR = 8
 
 
-class Occurrences:
-    """The tokens of a prompt and of the text after it, each once, with how often the text has it."""
-
-    def __init__(self, prompt_ids: Iterable[int]) -> None:
-        self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt_ids))}
-        self.token_ids, self.counts = array("q", self._places), array("q", bytes(8 * len(self._places)))
-
-    def add(self, token_id: int) -> None:
-        """Adds a token of the text."""
-        place = self._places.setdefault(token_id, len(self.token_ids))
-        if place == len(self.token_ids):
-            self.token_ids.append(token_id)
-            self.counts.append(0)
-        self.counts[place] += 1
-
-    def followed_by(self, token_ids: Sequence[int]) -> Occurrences:
-        """The tokens with `token_ids` at the end of the text; this object stays as it is."""
-        if not token_ids:
-            return self
-        other = Occurrences(())
-        other._places = self._places.copy()
-        other.token_ids, other.counts = self.token_ids[:], self.counts[:]
-        for token_id in token_ids:
-            other.add(token_id)
-        return other
-
-
 class Row(NamedTuple):
     """A text whose next token is sampled: its settings, the number of tokens that it has, and its own seed.
 
-    `occurrences` are the tokens to penalise, None without penalties. `allowed` (V,) is True for the tokens that its
-    grammar allows; None means no grammar.
+    `occurrences` are the tokens to penalise, None without penalties, and `following` those behind the known ones: first
+    numbers -1 - r of the row r of the last step that sampled one, if the host does not know it, then guesses. `allowed`
+    (V,) is True for the tokens that its grammar allows; None means no grammar.
     """
 
     config: GenerationConfig
@@ -72,6 +45,7 @@ class Row(NamedTuple):
     seed: int
     occurrences: Occurrences | None = None
     allowed: Tensor | None = None
+    following: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +110,7 @@ class Sampler:
 
     def __init__(self, forbidden: Tensor, end_ids: Iterable[int]) -> None:
         self.forbidden = forbidden
-        self._end_ids = sorted(end_ids)
+        self._end_ids, self._penalties = sorted(end_ids), Penalties(forbidden.device)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, model: Transformer, end_ids: frozenset[int]) -> Sampler:
@@ -155,24 +129,24 @@ class Sampler:
         """Chooses the next token of every row of `logits` (B, V): the best of `scores` if greedy, else one drawn."""
         return self.sample(logits, rows).choice()
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> Sampled:
-        """Does what `choose` does, without waiting for the device."""
+    def sample(self, logits: Tensor, rows: Sequence[Row], sampled: Tensor | None = None) -> Sampled:
+        """Does what `choose` does, without waiting for the device, which has the tokens `sampled` in the last step."""
         rounding = _NEAR * torch.finfo(logits.dtype).eps
         logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        packed = self._choices(logits, rows)
+        packed = self._choices(logits, rows, sampled)
         if count := min(max(row.config.top_logprobs or 0 for row in rows), logits.shape[-1]):
             top = logits.topk(count, dim=-1)
             packed = torch.cat([packed, top.indices.double(), top.values.double()], dim=-1)
         return Sampled(packed, count, rounding)
 
-    def _choices(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    def _choices(self, logits: Tensor, rows: Sequence[Row], sampled: Tensor | None) -> Tensor:
         """The choices (B, 6) in float64.
 
         These are the token, its lead over the second, the largest score, the logarithm of the sum of all e^logit, the
         token's logit, and whether the logits are finite (1 or 0).
         """
         configs, is_native = [row.config for row in rows], suits_native_sampling(logits)
-        scores = self._changed(logits, rows, None if is_native else self.forbidden)
+        scores = self._changed(logits, rows, None if is_native else self.forbidden, sampled)
         seeds = derive_seeds((row.seed for row in rows), "token", (row.num_written for row in rows))
         if is_native:
             return choose_natively(logits, scores, configs, seeds, self._forbidden_ids)
@@ -212,7 +186,9 @@ class Sampler:
         """
         return self._changed(logits, rows, self.forbidden)
 
-    def _changed(self, logits: Tensor, rows: Sequence[Row], forbidden: Tensor | None) -> Tensor:
+    def _changed(
+        self, logits: Tensor, rows: Sequence[Row], forbidden: Tensor | None, sampled: Tensor | None = None
+    ) -> Tensor:
         ending = [
             (number, token_id)
             for number, row in enumerate(rows)
@@ -220,9 +196,7 @@ class Sampler:
             for token_id in (*self._end_ids, *row.config.stop_token_ids)
         ]
         biases = [(number, *bias) for number, row in enumerate(rows) for bias in row.config.logit_bias.items()]
-        penalised = [
-            (number, row.config, row.occurrences) for number, row in enumerate(rows) if row.occurrences is not None
-        ]
+        penalised = [(number, row, row.occurrences) for number, row in enumerate(rows) if row.occurrences is not None]
         masked = [(number, row.allowed) for number, row in enumerate(rows) if row.allowed is not None]
         forbids = forbidden is not None and len(self._forbidden_ids) > 0
         if not (forbids or ending or biases or penalised or masked):
@@ -234,7 +208,7 @@ class Sampler:
             index, values = _index(biases, scores), torch.tensor([bias[2] for bias in biases], dtype=scores.dtype)
             scores[index] += upload(values, scores.device)
         if penalised:
-            _penalise(scores, penalised)
+            self._penalties.apply(scores, penalised, sampled)
         for number, allowed in masked:
             scores[number].masked_fill_(~upload(allowed, scores.device), -torch.inf)
         return scores
@@ -252,34 +226,3 @@ def _index(entries: Sequence[tuple[float, ...]], scores: Tensor) -> tuple[Tensor
     """The index of the scores at each entry's row and token."""
     rows, tokens, *_ = zip(*entries, strict=True)
     return upload(torch.tensor(rows), scores.device), upload(torch.tensor(tokens), scores.device)
-
-
-def _penalise(scores: Tensor, texts: Sequence[tuple[int, GenerationConfig, Occurrences]]) -> None:
-    """Applies the penalties of some rows to the tokens that their texts have, in place.
-
-    Those for presence and frequency are as OpenAI's API defines them.
-    """
-    sizes = [len(found.token_ids) for _, _, found in texts]
-    joined = (
-        np.concatenate([np.array(getattr(found, name)) for _, _, found in texts]) for name in ("token_ids", "counts")
-    )
-    tokens, counts = (upload(torch.from_numpy(numbers), scores.device) for numbers in joined)
-    rows = upload(torch.from_numpy(np.repeat([number for number, _, _ in texts], sizes)), scores.device)
-    repetition, presence, frequency = (
-        upload(torch.from_numpy(np.repeat(values, sizes)).to(scores.dtype), scores.device)
-        for values in zip(*(_penalties(config) for _, config, _ in texts), strict=True)
-    )
-    subtracted = torch.where(counts > 0, presence + frequency * counts, 0)
-    scores[rows, tokens] = repetition_penalised(scores[rows, tokens], repetition) - subtracted
-
-
-def _penalties(config: GenerationConfig) -> tuple[float, float, float]:
-    return config.repetition_penalty, config.presence_penalty, config.frequency_penalty
-
-
-def repetition_penalised(logits: Tensor, penalty: Tensor | float) -> Tensor:
-    """Divides positive and multiplies negative logits by `penalty`.
-
-    Keskar et al. 2019, "CTRL", section 4.1, in the form that lowers negative logits too.
-    """
-    return torch.where(logits > 0, logits / penalty, logits * penalty)

@@ -129,9 +129,18 @@ class Scheduler:
         insort(self.waiting, request, key=_order)
 
     def remove(self, request: Schedulable) -> None:
-        """Removes a request and frees its blocks."""
+        """Removes a request, if it was added, and frees its blocks."""
         self._release(request)
-        (self.running if request in self.running else self.waiting).remove(request)
+        for requests in (self.running, self.waiting):
+            if request in requests:
+                requests.remove(request)
+
+    def reset(self, waiting: Sequence[Schedulable]) -> None:
+        """Keeps only requests that are `waiting`, and forgets what every block holds and who has it."""
+        self.manager.forget()
+        self.running, self.waiting = [], list(waiting)
+        for reader in (reader for request in waiting for reader in request.readers):
+            reader.table = None
 
     def schedule(self) -> list[Share]:
         """Chooses the tokens of the next step and reserves blocks for them."""

@@ -33,6 +33,9 @@ class Drafter(Protocol):
     def forget(self, candidate: Candidate) -> None:
         """Drops the state of a text that has ended."""
 
+    def reset(self) -> None:
+        """Drops the state of all texts."""
+
 
 class LookupDrafter:
     """Guesses the tokens that followed the last n tokens where these occurred before (Saxena 2023, prompt lookup).
@@ -57,6 +60,10 @@ class LookupDrafter:
     def forget(self, candidate: Candidate) -> None:
         """Drops the index of a text."""
         self._indexes.pop(id(candidate), None)
+
+    def reset(self) -> None:
+        """Drops all indexes."""
+        self._indexes.clear()
 
 
 class _Index:
@@ -115,6 +122,11 @@ class ModelDrafter:
         reader = self._readers.pop(id(candidate), None)
         if reader is not None and reader.table is not None:
             self._manager.close(reader.table)
+
+    def reset(self) -> None:
+        """Frees all blocks, and forgets what they hold."""
+        self._readers.clear()
+        self._manager.forget()
 
     def _reader(self, candidate: Candidate) -> _DraftReader:
         """The smaller model's reader of a text; it starts again if the text has lost its first tokens."""

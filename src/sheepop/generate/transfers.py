@@ -1,4 +1,4 @@
-"""Copies between host and device that do not wait for the work which the device has been given before."""
+"""Copies between host and device that do not wait for the work of the device, and a wait for all of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.to(device)
     # From memory that the system cannot move, which PyTorch keeps until it was read.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def with_sampled(token_ids: Tensor, sampled: Tensor | None) -> Tensor:
+    """Puts tokens that were `sampled` last in the place of the negative ids -1 - r that stand for them."""
+    if sampled is None:
+        return token_ids
+    return torch.where(token_ids < 0, sampled[(-1 - token_ids).clamp(min=0)], token_ids)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for all work of the device; raises `RuntimeError` if it has failed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Download:

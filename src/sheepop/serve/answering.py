@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sheepop.core.errors import PromptTooLongError, SheepOpError
-from sheepop.generate.engine import Update
+from sheepop.generate.updates import Update
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answer_text import AnswerText, active_sections
 from sheepop.serve.answers import (

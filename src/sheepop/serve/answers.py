@@ -15,9 +15,9 @@ from sheepop.core.errors import ConfigError, PromptTooLongError, SheepOpError, U
 from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig
 from sheepop.generate.config import with_defaults
-from sheepop.generate.engine import Update
 from sheepop.generate.request import Request
 from sheepop.generate.scheduler import QueueFullError
+from sheepop.generate.updates import Update
 from sheepop.serve.chat_request import ChatRequest, ToolChoice
 from sheepop.serve.protocol import ApiError, CompletionRequest, SamplingRequest
 from sheepop.serve.served_model import ServedModel

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sheepop.generate.engine import Update
 from sheepop.generate.request import Request
+from sheepop.generate.updates import Update
 from sheepop.serve.answer_text import AnswerText, Part
 from sheepop.serve.answers import Answer
 from sheepop.serve.chat_request import ChatRequest

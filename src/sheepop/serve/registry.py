@@ -331,7 +331,7 @@ class Registry:
             self._make_room(slot, about.num_bytes + cache, base)
             loaded = self._stock.read(slot.source, base)
             if base is None and old is not None and loaded.model.device.type != "cpu":
-                # There, a cache takes its memory at once, so the old one must be gone.
+                # There, no memory can be lent, so the old cache must be gone.
                 with self._changed:
                     self._retire(slot)
                     self._changed.wait_for(lambda: id(old) not in self._bytes or self._is_closed)

@@ -11,14 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
 from sheepop.adapt.row_adapters import Adapter
-from sheepop.core.errors import SheepOpError
-from sheepop.generate.engine import Engine, Update
+from sheepop.core.errors import RanksError, SheepOpError
+from sheepop.generate.engine import Engine
 from sheepop.generate.request import Request
+from sheepop.generate.updates import Update
 from sheepop.serve.protocol import ApiError
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class EngineWorker:
             deque()
         )
         self._wake = threading.Condition()
-        self._listeners: dict[int, _Listener] = {}
+        self._listeners: dict[Request, _Listener] = {}
         self._stopping = False
         # Why no request is taken any more, once the thread has ended.
         self._end: SheepOpError | None = None
@@ -158,47 +159,47 @@ class EngineWorker:
 
     def _take(self, requests: Sequence[Request], listener: _Listener) -> None:
         for request in requests:
-            self._listeners[id(request)] = listener
+            self._listeners[request] = listener
             try:
                 self._engine.add(request)
             except BaseException as error:  # ends this request, and no other
-                self._end_request(request, error)
+                self._fail([request], error)
+                self._engine.abort(request)
                 return
         _send([(listener, _Event([]))])
 
     def _abort(self, requests: Sequence[Request], _: _Listener) -> None:
         for request in requests:
-            if self._listeners.pop(id(request), None) is not None:
+            if self._listeners.pop(request, None) is not None:
                 self._engine.abort(request)
 
     def _step(self) -> None:
         try:
             with torch.inference_mode():
                 updates = self._engine.step()
-        except BaseException as error:  # even a library's panic: running requests get the error, later ones are served
-            # If no request was running, the step failed for a waiting one.
-            for request in [cast(Request, found) for found in self.scheduler.running or self.scheduler.waiting]:
-                self._end_request(request, error)
+        except RanksError:  # without the other processes no step can succeed
+            raise
+        except BaseException as error:  # even a library's panic: requests that had begun get the error
+            kept = self._engine.recover()
+            self._fail([request for request in self._listeners if request not in kept], error)
             return
-        by_request: dict[int, list[Update]] = {}
+        by_request: dict[Request, list[Update]] = {}
         for update in updates:
-            by_request.setdefault(id(update.request), []).append(update)
-        self._notify({number: _of_step(found) for number, found in by_request.items()})
+            by_request.setdefault(update.request, []).append(update)
+        self._notify({request: _of_step(found) for request, found in by_request.items()})
 
-    def _end_request(self, request: Request, error: BaseException) -> None:
-        """Ends a request with `error`; one of the engine itself is said in the log, too."""
+    def _fail(self, requests: Sequence[Request], error: BaseException) -> None:
+        """Tells that requests have ended by `error`; one of the engine itself is said in the log, too."""
         if not isinstance(error, SheepOpError):
             _LOG.error("the engine failed", exc_info=error)
             error = EngineFaultError(f"The engine failed: {_said(error)}")
-        self._notify({id(request): _Event([], is_over=True, error=error)})
-        if any(request is found for found in (*self.scheduler.running, *self.scheduler.waiting)):
-            self._engine.abort(request)
+        self._notify({request: _Event([], is_over=True, error=error) for request in requests})
 
-    def _notify(self, events: dict[int, _Event]) -> None:
+    def _notify(self, events: dict[Request, _Event]) -> None:
         """Delivers events by request, waking each event loop only once for all of its events."""
         found = []
-        for number, event in events.items():
-            listener = self._listeners.pop(number, None) if event.is_over else self._listeners.get(number)
+        for request, event in events.items():
+            listener = self._listeners.pop(request, None) if event.is_over else self._listeners.get(request)
             if listener is not None:
                 found.append((listener, event))
         _send(found)
