@@ -42,7 +42,7 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
     assert outcome.scores.bytes <= outcome.baselines.bytes
     assert outcome.completions[0].prompt.startswith("# Note")
     assert json.loads(json.dumps(outcome.to_dict()))["scores"]["bits_per_byte"] == outcome.scores.bits_per_byte
-    text = render_outcome(outcome)
+    text = "".join(piece for piece, _ in render_outcome(outcome))
     assert f"{outcome.baselines.xz:.3f}" in text and f"{outcome.scores.bits_per_byte:.3f}" in text
     rows = text.partition(f"on the same {outcome.baselines.bytes:,} bytes:\n")[2].partition("\n\n")[0].splitlines()
     shown = {name.strip(): float(bits) for name, bits in (row.rsplit(maxsplit=1) for row in rows)}

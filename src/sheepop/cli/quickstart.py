@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, print_json, typed_command
+from sheepop.cli.terminal import print_styled
 
 
 def quickstart(
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory.")] = Path("runs/quickstart"),
-    minutes: Annotated[float | None, typer.Option(help="Minutes of training.", show_default="5")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes from reading to the report.", show_default="5")] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option("--data", help="Your own files instead of Python's standard library; repeatable."),
@@ -56,4 +57,5 @@ def quickstart(
     if as_json:
         print_json(outcome.to_dict())
     elif not quiet:
-        typer.echo(render_outcome(outcome))
+        for piece, style in render_outcome(outcome):
+            print_styled(piece, style)

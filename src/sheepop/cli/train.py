@@ -157,6 +157,8 @@ def _print_outcome(outcome: TrainOutcome) -> None:
         if outcome.before:
             name = "reward" if "reward" in outcome.before else "loss"
             typer.echo(f"Before, at step 0: {name} {outcome.before[name]:.4f}")
+    for words in outcome.advice:
+        typer.echo(words)
     typer.echo(f"Report: {outcome.report}")
     typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
     typer.echo(f"Next: {outcome.try_out}")

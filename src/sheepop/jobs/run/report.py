@@ -113,7 +113,7 @@ def write_run_report(
         f"Training run {run.path.resolve().name}",
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
-    _add_overview(page, found)
+    _add_overview(page, found, record)
     _add_first_picture(page, found)
     _add_scores(page, found, baselines)
     _add_completions(page, completions)
@@ -178,7 +178,7 @@ class _Found:
         return self.config is not None and self.config.training.eval_tokens is not None
 
 
-def _add_overview(page: Page, found: _Found) -> None:
+def _add_overview(page: Page, found: _Found, record: RunRecord) -> None:
     run, config, scores = found.run, found.config, found.scores
     last, validation = found.metrics.last("train"), found.metrics.last("validation")
     steps = max([*run.steps(), int(number(last.get("step")) or 0)])
@@ -210,6 +210,8 @@ def _add_overview(page: Page, found: _Found) -> None:
             "Best checkpoint": _step_words(run.pointer("best")),
         }
     )
+    for words in record.advice(found.metrics):
+        page.add_text(words)
     _add_note(page, found.metrics, run.metrics_file.name)
 
 
