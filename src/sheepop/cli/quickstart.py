@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, print_json, typed_command
+from sheepop.cli.options import Device, Exportable, Json, Overrides, Quiet, make_console, print_json, typed_command
 from sheepop.cli.terminal import print_styled
 
 
@@ -21,6 +21,7 @@ def quickstart(
     ] = None,
     device: Device = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The seed of every random choice.", show_default="0")] = None,
+    exportable: Exportable = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,
@@ -48,6 +49,7 @@ def quickstart(
         paths=data or [],
         device=device or "auto",
         seed=seed,
+        exportable=exportable,
         overrides=overrides or (),
         resume=resume,
         overwrite=overwrite,

@@ -18,6 +18,7 @@ from sheepop.generate import Completion, GenerationConfig
 from sheepop.jobs.baselines import Baselines, compress_validation
 from sheepop.jobs.config import read_settings
 from sheepop.jobs.generate import load_generator
+from sheepop.jobs.recipe import EXPORTABLE
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import RunRecord, StageTimes, repeat_command
 from sheepop.jobs.run.request import RunRequest
@@ -57,6 +58,7 @@ def quickstart(
     paths: Sequence[str | Path] = (),
     device: str = "auto",
     seed: int | None = None,
+    exportable: bool = False,
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -65,9 +67,9 @@ def quickstart(
 ) -> TrainOutcome:
     """Trains a model on `paths`, or on the standard library of this Python, for `minutes`.
 
-    `overrides` are ``key=value`` settings that win over those of the quickstart. The defaults are five minutes and seed
-    0; a resumed run keeps its own values and refuses others. ``report.html`` in the run directory `output` shows the
-    result.
+    `overrides` are ``key=value`` settings that win over those of the quickstart; an `exportable` model has no parts
+    that only SheepOp computes. The defaults are five minutes and seed 0; a resumed run keeps its own values and refuses
+    others. ``report.html`` in the run directory `output` shows the result.
     """
     console = console or Console.silent()
     output = Path(output)
@@ -80,6 +82,8 @@ def quickstart(
             "or choose another directory."
         )
     options = _options(output, minutes, paths, device, seed)
+    if exportable:
+        options["model"] = EXPORTABLE
     given = read_settings(None, overrides, base=_defaults(paths, console) if is_new else {}, options=options)
     request = RunRequest(
         given,

@@ -26,6 +26,8 @@ ARCHITECTURE: dict[str, Any] = {
     "bias": False,
     "dropout": 0.0,
 }
+# The settings of a model without parts that only SheepOp computes.
+EXPORTABLE: Mapping[str, Any] = {"ngrams": None, "short_convolution": None}
 # Only for decoders.
 _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
@@ -142,7 +144,15 @@ def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> C
     if found:
         settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
         console.info(f"Chosen for {basis}; give a key to override it: {settings}")
+        if chosen.get("model", {}).keys() & config.model.own_parts.keys():
+            console.info(f"{own_parts_words(config)}: --exportable chooses one that other programs run, too.")
     return Completed(config, found)
+
+
+def own_parts_words(config: SheepOpConfig) -> str | None:
+    """Says that only SheepOp runs this model, and why; None if other programs may."""
+    found = config.model.own_parts.values()
+    return f"Only SheepOp runs this model, for its {' and '.join(found)}" if found else None
 
 
 def _for_text(

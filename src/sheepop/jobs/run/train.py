@@ -116,6 +116,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
+        from sheepop.jobs.recipe import own_parts_words
         from sheepop.jobs.run.record import first_scores
 
         path = run.directory.path
@@ -128,7 +129,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             int(provenance["step"]),
             ended_early=last < total_steps,
             try_out=run.task.try_out(),
-            advice=run.record.advice(metrics) if run.request.ranks.is_first else (),
+            advice=[*run.record.advice(metrics), *([f"{only}."] if (only := own_parts_words(run.config)) else [])],
         )
         held_out = run.task.held_out()
         if held_out is None or not run.request.ranks.is_first:
