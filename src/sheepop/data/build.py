@@ -293,7 +293,8 @@ class _Build:
             self._write_lists(directory, passes, passes, inventory)
             account = added_accounts(_each_part(passes, inventory))
             write_failure(directory, str(error), counts_of_files(inventory, account))
-        return type(error)(f"{error} {self.failed / REPORT_HTML} shows what was read and what was left out.")
+        error.args = (f"{error} {self.failed / REPORT_HTML} shows what was read and what was left out.",)
+        return error
 
 
 def _each_part(passes: list[Path], inventory: Inventory) -> list[Path]:

@@ -149,8 +149,7 @@ class Journal:
             best=state.best,
             is_sampled=self._is_sampled,
         )
-        if not self._console.is_live:
-            self._console.info(f"Terms: {'; '.join(LEGEND)}")
+        self._console.info(f"Terms: {LEGEND}")
 
     def recorded(self, state: TrainingState) -> TrainingState:
         """`state` with the run's seconds and the lengths of its logs, as a checkpoint needs them."""
