@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 import sheepop
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, TokenizerError
 from sheepop.data import Corpus
@@ -48,6 +49,8 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
     assert "--exportable" not in said.getvalue()
     model = sheepop.load(tmp_path / "run").config
     assert (model.ngrams, model.short_convolution) == (None, None)
+    checkpoints = RunDirectory(tmp_path / "run")
+    assert set(checkpoints.steps()) == {checkpoints.pointer("latest"), checkpoints.pointer("best")}
     told = re.search(r"([\d,]+) s were used .* training has ([\d,]+) s, .* about ([\d,]+) s", said.getvalue())
     assert told is not None and "Comparison" in list(outcome.seconds)[:2]  # it is paid for before training
     assert (tmp_path / "run" / "report.html").is_file()

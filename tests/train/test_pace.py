@@ -159,6 +159,9 @@ def test_derived_intervals_follow_the_plan_and_given_ones_are_steps() -> None:
     assert due(agenda, VALIDATE) == due(agenda, EVALUATE) == list(range(10, 20))
     assert due(agenda, SAMPLE) == [11, 13, 15, 17, 19]
     assert agenda.milestones == {10, 12, 14} <= set(due(agenda, SAVE))
+    bare = settings.replace(keep_milestones=False, checkpoint_interval=1000)
+    agenda = Agenda.of(bare, bare.resolved(), validates=True)
+    assert (agenda.milestones, due(agenda, SAVE)) == (set(), [19])
 
 
 @given(st.integers(1, 400), st.integers(1, 50), st.lists(st.integers(1, 300), max_size=4))

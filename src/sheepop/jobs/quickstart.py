@@ -166,7 +166,10 @@ def _options(
 
 def _defaults(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
     """The default settings of a new quickstart that the recipe does not choose."""
-    training: dict[str, Any] = {"max_minutes": _MINUTES, "sample_tokens": 48}
+    # Checkpoints are the largest part of a run's directory.
+    training: dict[str, Any] = {
+        "max_minutes": _MINUTES, "sample_tokens": 48, "keep_checkpoints": 1, "keep_milestones": False,
+    }  # fmt: skip
     if paths:
         _require_held_out([str(path) for path in paths])
         console.info(f"Reading {', '.join(map(str, paths))}.")

@@ -54,6 +54,7 @@ class Agenda:
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     evaluation_interval: int | None = None
     paced: frozenset[str] = frozenset()
+    keeps_milestones: bool = True
 
     @classmethod
     def of(
@@ -82,6 +83,7 @@ class Agenda:
             EarlyStopping(config.early_stopping, config.early_stopping_delta),
             (evaluation_interval or resolved.eval_interval) if evaluates else None,
             paced,
+            config.keep_milestones,
         )
 
     @property
@@ -97,7 +99,7 @@ class Agenda:
 
     @property
     def _kept_places(self) -> tuple[int, ...]:
-        return tuple(math.ceil(self.pace.planned * share) for share in MILESTONES)
+        return tuple(math.ceil(self.pace.planned * share) for share in MILESTONES if self.keeps_milestones)
 
     def logs(self, step: int) -> bool:
         """Whether step number `step` (1 for the first) is logged."""

@@ -240,7 +240,9 @@ class TrainingConfig(Config):
     """Intervals in steps of the plan, which follow it when `pace` changes the number of steps. A run with `max_minutes`
     writes those that it derived."""
     keep_checkpoints: MayChange[Count] = 3
-    """Number of newest checkpoints to keep, in addition to the best and those at 10, 25 and 50 percent."""
+    """Number of newest checkpoints to keep, in addition to the best and the milestones."""
+    keep_milestones: MayChange[bool] = True
+    """Also save and keep checkpoints at the milestones, 10, 25 and 50 percent of the plan."""
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
     """How a run treats a step whose loss or gradient cannot be right."""
     verify_interval: MayChange[Count | None] = None
