@@ -68,7 +68,6 @@ def train(corpus: Path, run: Path, options: argparse.Namespace) -> SheepOpConfig
         f"training.sample_interval={(options.checkpoints + 1) * options.every}",
         "training.log_interval=1",
     )
-    # A run keeps checkpoints of these shares of its steps whatever it is told.
     job.train(RunRequest.exactly(load_config(overrides=given)))
     return load_config(base=read_config_file(run / "config.yaml"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from sheepop.train.validation import TokenScores
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
 _OURS = "this model"
-_RULE = "-" * 72
+_RULE_WIDTH = 72
 # Left out of the standard library's folder: installed packages, and tests, which are more data than text.
 _NOT_THE_LIBRARY = (
     "site-packages/",
@@ -111,16 +112,16 @@ def quickstart(
 
 def render_outcome(outcome: TrainOutcome) -> list[tuple[str, str]]:
     """The samples and scores for a terminal: pieces of text, each with a Rich style, which may be empty."""
-    pieces = []
+    pieces, rule = [], "-" * min(_RULE_WIDTH, shutil.get_terminal_size().columns)
     for completion in outcome.completions:
-        pieces += [(f"\n{_RULE}\n", "dim"), (completion.prompt, "dim"), (f"{completion.text}\n", "bold")]
+        pieces += [(f"\n{rule}\n", "dim"), (completion.prompt, "dim"), (f"{completion.text}\n", "bold")]
     baselines = outcome.baselines
     assert isinstance(outcome.scores, TokenScores) and baselines is not None
     bits = {**baselines.named, _OURS: outcome.scores.bits_per_byte}
     prompt = outcome.completions[0].prompt if outcome.completions else None
     width = max(map(len, bits))
     pieces += [
-        (f"\n{_RULE}\n", "dim"),
+        (f"\n{rule}\n", "dim"),
         (f"Held-out text, bits per byte (lower is better), on the same {baselines.bytes:,} bytes:\n", ""),
     ]
     for name, value in sorted(bits.items(), key=lambda item: -item[1]):

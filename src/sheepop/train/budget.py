@@ -41,7 +41,7 @@ _NOTED = 0.02  # a run that takes longer than its minutes by a larger share says
 _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
-_REPORT_SECONDS = 4.0  # the last samples and the report, on a quiet machine
+_REPORT_SECONDS = 4.0  # the last samples and the report
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough
@@ -202,7 +202,6 @@ def besides_the_loop(
     elapsed: float,
     held_out: int,
     seq_len: float,
-    device: str,
     console: Console,
 ) -> tuple[StepTime | None, int | None]:
     """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
@@ -216,7 +215,7 @@ def besides_the_loop(
     seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
-    minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS / processor_share(device)
+    minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS
     training = _left(minutes, elapsed + after)
     total = elapsed + training + after
     longer = "" if total <= (1 + _NOTED) * 60 * minutes else f", so the run takes about {total:,.0f} s in all"

@@ -89,7 +89,7 @@ def resolved(
     training = in_memory(task, training, request.given, device, chooses_rows=chooses)
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
     timing, scored = besides_the_loop(
-        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, device, task.console
+        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, task.console
     )
     settled = resolve_training(
         training,
