@@ -248,12 +248,15 @@ def _add_scores(page: Page, found: _Found, baselines: Baselines | None) -> None:
         labels = {**labels, "loss": "Loss", "accuracy": "In the right order", "tokens": "Tokens written"}
     page.add_facts([(label, _score(key, values[key])) for key, label in labels.items() if key in values])
     if baselines is not None:
-        bits = {**baselines.named, "this model": number(values.get("bits_per_byte"))}
+        bits = {**baselines.named, "▸ this model": number(values.get("bits_per_byte"))}
         page.add_table(
             ["Predictor", "Bits per byte"],
-            [(name, _score("bits_per_byte", value)) for name, value in bits.items()],
-            caption=f"Lower is better. The compressors read all {baselines.bytes:,} held-out bytes, the first one "
-            f"after {baselines.training_bytes:,} bytes of the training text.",
+            [
+                (name, _score("bits_per_byte", value))
+                for name, value in sorted(bits.items(), key=lambda item: -(item[1] or 0.0))
+            ],
+            caption=f"Lower is better. The compressors read all {baselines.bytes:,} held-out bytes, one of them after "
+            f"{baselines.training_bytes:,} bytes of the training text.",
         )
 
 
