@@ -16,7 +16,7 @@ from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import Entry, discover
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model.presets import PRESETS
-from sheepop.report import data_size
+from sheepop.report import data_size, flops
 from sheepop.train import TrainingConfig
 
 ARCHITECTURE: dict[str, Any] = {
@@ -165,7 +165,7 @@ def _for_text(
     passes = _passes(flops_per_second, training, size, num_bytes)
     minutes = training.max_minutes
     budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
-    machine = f"this machine's {flops_per_second / 1e9:,.0f} GFLOP/s"
+    machine = f"the {flops(flops_per_second)} that are free on this machine"
     basis = f"{data_size(num_bytes)} of text{budget} and {machine}"
     chosen = _choices(size, given, num_bytes, start is not None, passes)
     if start is not None and requested.data.max_length is None and start.max_seq_len > MOST_ROW_TOKENS:
