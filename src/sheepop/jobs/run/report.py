@@ -115,7 +115,7 @@ def write_run_report(
     )
     _add_overview(page, found, record)
     _add_first_picture(page, found)
-    _add_scores(page, found, baselines)
+    _add_scores(page, found, record, baselines)
     _add_completions(page, completions)
     _add_curves(page, found, baselines)
     _add_training_samples(page, found)
@@ -227,13 +227,15 @@ def _add_first_picture(page: Page, found: _Found) -> None:
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
 
 
-def _add_scores(page: Page, found: _Found, baselines: Baselines | None) -> None:
+def _add_scores(page: Page, found: _Found, record: RunRecord, baselines: Baselines | None) -> None:
     page.add_section("Held out")
     config, scores, row = found.config, found.scores, found.metrics.last("validation")
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
-        page.add_text(f"The best checkpoint, scored on all that was held out from training.{_context(config)}")
+        most = None if record.deadline is None else record.deadline.scored_tokens
+        part = "all" if most is None else "as much as the minutes allowed of all"
+        page.add_text(f"The best checkpoint, scored on {part} that was held out from training.{_context(config)}")
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
