@@ -11,6 +11,7 @@ import torch
 
 from sheepop.core.measurements import measurement_key, recall, remember
 from sheepop.core.speed import best_of_rounds, matrix_peak, measure_matrix_peak
+from sheepop.jobs import bench
 from sheepop.jobs.bench import training_speed
 
 
@@ -130,8 +131,9 @@ def test_a_busy_machine_is_slow_by_the_share_that_is_free_and_keeps_its_record(
     """Its training speed follows own processor time against the clock, not what a single measurement happens to see."""
     speeds, shares = iter([2e9, 2.01e9, 0.1e9, 3e9]), iter([1.0, 0.25, 0.5])
     monkeypatch.setattr("sheepop.jobs.bench.candidates", lambda precision, device: ["fp32"])
-    monkeypatch.setattr("sheepop.jobs.bench.measure_training", lambda *rest: {"flops_per_second": next(speeds)})
+    monkeypatch.setattr("sheepop.jobs.bench.measure_training", lambda *rest, rows: {"flops_per_second": next(speeds)})
     monkeypatch.setattr("sheepop.jobs.bench.processor_share", lambda device: next(shares))
-    assert training_speed("cpu") == 2.01e9
-    assert training_speed("cpu") == 0.25 * 2.01e9
-    assert training_speed("cpu") == 0.5 * 3e9
+    for expected in (2.01e9, 0.25 * 2.01e9, 0.5 * 3e9):
+        bench._record_of_training.cache_clear()  # as in another process
+        assert training_speed("cpu") == expected
+    bench._record_of_training.cache_clear()

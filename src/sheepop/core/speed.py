@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 _SECONDS = 0.5
+_GLANCE = 0.2  # of these, for a machine whose record is known
 _SMALLEST = 256
 _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
-ROUNDS = 4  # of a measurement on a machine that wavers, at most
+_ROUNDS = 4  # of a measurement on a machine that wavers, at most
 _STABLE = 0.05  # a measurement ends when a round betters the best so far by at most this share
 _SHARE_SECONDS = 0.3
 
@@ -61,13 +62,13 @@ def processor_share(device: str = "cpu") -> float:
     return time_of.take()
 
 
-def best_of_rounds(measure: Callable[[], float], rounds: int = ROUNDS) -> float:
-    """The best of short measurements: until one betters the best before by at most 5 percent, or after `rounds`.
+def best_of_rounds(measure: Callable[[], float]) -> float:
+    """The best of short measurements: until one betters the best before by at most 5 percent, at most four.
 
     Other programs only make a machine slower, so the best counts.
     """
     best = 0.0
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         before, best = best, max(best, measure())
         if best <= (1 + _STABLE) * before:
             break
@@ -81,29 +82,31 @@ def share_of_peak(rate: float, peak: float) -> float:
 
 @cache
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
-    """The record of `measure_matrix_peak` on this machine; a process that finds one measures a single round."""
-    return measure_matrix_peak(dtype, device, ROUNDS if recall(_key(dtype, device), float) is None else 1)
+    """The record of `measure_matrix_peak` on this machine; a process that finds one measures a tenth of a second."""
+    if recall(_key(dtype, device), float) is None:
+        return measure_matrix_peak(dtype, device)
+    return best_known(_key(dtype, device), _round_of_products(dtype, device, _GLANCE * _SECONDS))
 
 
-def measure_matrix_peak(dtype: torch.dtype, device: str = "cpu", rounds: int = ROUNDS) -> float:
+def measure_matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
     """The best rate of square matrix products, in FLOP/s, of rounds of half a second; the record is remembered."""
-    return best_known(_key(dtype, device), best_of_rounds(lambda: _round_of_products(dtype, device), rounds))
+    return best_known(_key(dtype, device), best_of_rounds(lambda: _round_of_products(dtype, device, _SECONDS)))
 
 
-def _round_of_products(dtype: torch.dtype, device: str) -> float:
-    """The best rate of a square matrix product seen in about half a second, in FLOP/s.
+def _round_of_products(dtype: torch.dtype, device: str, seconds: float) -> float:
+    """The best rate of a square matrix product seen in about so many seconds, in FLOP/s.
 
     Sizes grow from 256, and each is tried only if it is expected to fit the time left: a data type without hardware
     support can be hundreds of times slower than float32. The best of many products counts, since another program may
     delay any single one.
     """
-    deadline = time.perf_counter() + _SECONDS
-    size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
+    deadline = time.perf_counter() + seconds
+    size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, seconds / 10)
     while size < _LARGEST.get(device, _LARGEST["cpu"]):
         if 2 * _operations(2 * size) / best > deadline - time.perf_counter():  # at least two products
             break
         size *= 2
-        best = max(best, _best_rate(size, dtype, device, _SECONDS / 10))
+        best = max(best, _best_rate(size, dtype, device, seconds / 10))
     return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
 
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.core.measurements import best_known, measurement_key, recall
 from sheepop.core.random import numpy_generator
-from sheepop.core.speed import ROUNDS, best_of_rounds, matrix_peak, processor_share, share_of_peak, synchronize
+from sheepop.core.speed import best_of_rounds, matrix_peak, processor_share, share_of_peak, synchronize
 from sheepop.data import Batch
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.recipe import ARCHITECTURE
@@ -39,7 +39,8 @@ from sheepop.train.source import PreparedStep
 _VOCABULARY = 4096  # for presets without a vocabulary size
 _BATCH = 8
 _PROMPT = 16
-_PROBE_SECONDS = 0.5
+_PROBE_ROWS = 2
+_PROBE_SECONDS, _GLANCE_SECONDS = 0.5, 0.1  # of a round, and of a start on a machine that was measured before
 
 
 def bench(name: str | None, *, preset: str, seconds: float, device: str, console: Console) -> dict[str, Any]:
@@ -120,18 +121,24 @@ def training_speed(device: str) -> float:
     process gets.
     """
     device = resolve_device(device)
+    return _record_of_training(device) * processor_share(device)
+
+
+@cache
+def _record_of_training(device: str) -> float:
     sizes = {"d_model": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 256, "vocab_size": 4096}
     probe = validate(ModelConfig, {**ARCHITECTURE, **sizes})
-    key = measurement_key("training speed", device, probe.model_dump_json())
-    rounds, found = ROUNDS if recall(key, float) is None else 1, []
+    key = measurement_key("training speed", device, f"{_PROBE_ROWS} {probe.model_dump_json()}")
+    is_known, found = recall(key, float) is not None, []
     for precision in candidates("auto", device):
-        found.append(best_of_rounds(partial(_probed, probe, device, precision), rounds))
-    return best_known(key, max(found)) * processor_share(device)
+        probed = partial(_probed, probe, device, precision, _GLANCE_SECONDS if is_known else _PROBE_SECONDS)
+        found.append(probed() if is_known else best_of_rounds(probed))
+    return best_known(key, max(found))
 
 
-def _probed(probe: ModelConfig, device: str, precision: str) -> float:
-    """The FLOP/s of half a second of training steps."""
-    return float(measure_training(probe, device, precision, _PROBE_SECONDS)["flops_per_second"])
+def _probed(probe: ModelConfig, device: str, precision: str, seconds: float) -> float:
+    """The FLOP/s of so many seconds of training steps."""
+    return float(measure_training(probe, device, precision, seconds, rows=_PROBE_ROWS)["flops_per_second"])
 
 
 @dataclass(frozen=True)
