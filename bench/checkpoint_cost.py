@@ -32,7 +32,6 @@ from sheepop.jobs.data import build
 from sheepop.jobs.run import train as job
 from sheepop.jobs.run.request import RunRequest
 from sheepop.model.accounting.parameters import num_parameters
-from sheepop.train import agenda
 from texts import code_files
 
 VOCABULARY = 2048
@@ -65,11 +64,10 @@ def train(corpus: Path, run: Path, options: argparse.Namespace) -> SheepOpConfig
         f"training.max_steps={(options.checkpoints + 1) * options.every}",
         f"training.global_batch_size={options.rows}",
         f"training.checkpoint_interval={options.every}",
+        "training.keep_milestones=false",
         f"training.sample_interval={(options.checkpoints + 1) * options.every}",
         "training.log_interval=1",
     )
-    # A run keeps checkpoints of these shares of its steps whatever it is told.
-    vars(agenda)["MILESTONES"] = ()
     job.train(RunRequest.exactly(load_config(overrides=given)))
     return load_config(base=read_config_file(run / "config.yaml"))
 

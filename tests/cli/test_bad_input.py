@@ -85,6 +85,7 @@ def test_a_wrong_setting(
     [
         (("--profile-steps", 2), "add --profile"),
         (("--find-learning-rate", "--fork", "runs/other"), "--fork"),
+        (("--exportable", "--fork", "runs/other"), "--fork"),
     ],
 )
 def test_an_option_that_would_have_no_effect(

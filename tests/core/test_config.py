@@ -204,7 +204,7 @@ def test_the_value_of_an_override_is_yaml_or_else_text(override: str, value: Any
 
 @pytest.mark.parametrize("override", ["seed", "=3", "model..bias=1", ".seed=1"])
 def test_an_override_without_key_and_value_is_refused(override: str):
-    with pytest.raises(ConfigError, match="not of the form key=value"):
+    with pytest.raises(ConfigError, match="is not a setting of the form key=value"):
         apply_overrides({}, [override])
 
 

@@ -1,9 +1,11 @@
 """The peaks that makers name, against their data sheets."""
 
+import time
+
 import pytest
 import torch
 
-from sheepop.core.speed import nominal_peak
+from sheepop.core.speed import ProcessorTime, nominal_peak, share_of_peak
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,22 @@ def test_a_gpu_is_known_by_its_name(
 
 def test_a_processor_has_no_nominal_peak() -> None:
     assert nominal_peak(torch.float32, "cpu") is None
+
+
+def test_no_share_of_a_measured_peak_is_above_one() -> None:
+    assert [share_of_peak(rate, 4.0) for rate in (0.0, 1.0, 4.0, 43.0)] == [0.0, 0.25, 1.0, 1.0]
+
+
+def test_the_processor_share_is_own_time_against_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, clock = iter([0.0, 1.0, 5.0, 6.0, 6.0, 9.0]), iter([10.0, 12.0, 20.0, 26.0, 30.0, 32.0])
+    monkeypatch.setattr(time, "thread_time", own.__next__)
+    monkeypatch.setattr(time, "perf_counter", clock.__next__)
+    processor = ProcessorTime()
+    for _ in range(2):
+        with processor.counted():
+            pass
+    assert processor.take() == (1 + 1) / (2 + 6)
+    assert processor.take() == 1.0  # nothing since
+    with processor.counted():
+        pass
+    assert processor.take() == 1.0  # coarse clocks give 3 seconds in 2

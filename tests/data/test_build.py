@@ -188,6 +188,33 @@ class TestSameInputSameBytes:
         assert first.fingerprint != second.fingerprint
 
 
+def test_a_usual_vocabulary_shrinks_with_a_warning_and_an_asked_one_is_refused(tree: Tree, tmp_path: Path) -> None:
+    root = tree({f"{name}.md": "\r\n".join(f"{name} {line * line}" for line in range(60)) for name in "abc"})
+    said, data = StringIO(), DataConfig(paths=(str(root),))
+    rest: dict[str, Any] = {"seed": 0, "console": Console(file=said)}
+    with pytest.raises(TokenizerError, match=r"tokenizer\.vocab_size=\d+ or less, or add text\. .*failed/report\.html"):
+        build_corpus(data, TokenizerConfig(), tmp_path / "corpus", failed=tmp_path / "failed", **rest)
+    assert not (tmp_path / "corpus").exists()
+    assert json.loads((tmp_path / "failed" / "report.json").read_text())["files"]["read"] == 3
+    assert "The vocabulary is larger than the corpus allows" in (tmp_path / "failed" / "report.html").read_text()
+    assert (tmp_path / "failed" / "quarantine.jsonl").read_bytes() == b""
+    corpus = build_corpus(
+        data, TokenizerConfig(), tmp_path / "corpus", shrinks=True, failed=tmp_path / "failed", **rest
+    )
+    size = corpus.tokenizer().vocab_size
+    assert 260 <= size < 4096 and f"The vocabulary has {size:,} tokens instead of the usual 4,096" in said.getvalue()
+    assert not (tmp_path / "failed").exists()
+
+
+def test_a_folder_without_text_leaves_the_list_of_what_was_left_out(tree: Tree, tmp_path: Path) -> None:
+    data = DataConfig(paths=(str(tree({"a.bin": b"\x00\x01\x02" * 99})),))
+    with pytest.raises(DataError, match=r"There is no text in .*failed/report\.html shows"):
+        build_corpus(data, TokenizerConfig(), tmp_path / "corpus", seed=0, failed=tmp_path / "failed")
+    (entry,) = map(json.loads, (tmp_path / "failed" / "quarantine.jsonl").read_text().splitlines())
+    assert entry["file"] == "a.bin"
+    assert "a.bin" in (tmp_path / "failed" / "report.html").read_text()
+
+
 def test_the_tokenizer_learns_from_training_text_only(tree: Tree, build: Build) -> None:
     text = "".join(f"line {i}\n" for i in range(50)) + "Ωμέγα\n"
     corpus = build(tree({"a.txt": text}), validation_fraction=0.05)

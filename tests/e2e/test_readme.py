@@ -63,6 +63,9 @@ def test_every_sheepop_command_runs(launcher: Launcher, place: Path) -> None:
         if arguments[:2] != DOWNLOAD:
             output = run(launcher, place, arguments + SMALL.get(arguments[0], []))
             assert output.strip(), line
+    # All that they write is in folders that git ignores.
+    written = {entry.name for entry in place.iterdir()} - {"notes"}
+    assert written <= set((ROOT / ".gitignore").read_text().replace("/", "").split()), written
 
 
 @pytest.mark.parametrize("line", [line for line in commands("sheepop") if shlex.split(line)[1:3] == DOWNLOAD])

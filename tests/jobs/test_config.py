@@ -57,7 +57,7 @@ def test_a_file_with_keys_that_were_renamed_is_read_under_their_present_names(tm
         ("training.micro_batch_size=5", ["micro_batch_size = 5 does not divide", "global_batch_size = 32"]),
         ("device=tpu", ["device = 'tpu'", "cuda"]),
         ("seed=-1", ["seed = -1"]),
-        ("no-equals-sign", ["'no-equals-sign' is not of the form key=value"]),
+        ("no-equals-sign", ["'no-equals-sign' is not a setting of the form key=value"]),
     ],
 )
 def test_a_wrong_setting_is_explained(override: str, parts: list[str]) -> None:

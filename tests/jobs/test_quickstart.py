@@ -1,6 +1,8 @@
 """The quickstart's choices, and a whole quickstart in seconds."""
 
+import io
 import json
+import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,9 @@ from typing import cast
 
 import pytest
 
+import sheepop
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, TokenizerError
 from sheepop.data import Corpus
 from sheepop.data.discovery import Entry, discover
@@ -35,14 +40,28 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
         picked = [words[(number * 7 + place * place) % len(words)] for place in range(200)]
         (folder / f"{number}.md").write_text(f"# Note {number}\n\n" + " ".join(picked) + f" {number**3}\n")
     with pytest.raises(TokenizerError, match=r"Set tokenizer\.vocab_size"):
-        quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu")
-    overrides = ["tokenizer.vocab_size=300"]
-    outcome = quickstart(tmp_path / "run", minutes=0.05, paths=[folder], device="cpu", overrides=overrides)
+        quickstart(tmp_path / "run", minutes=0.05, paths=[folder], overrides=["tokenizer.vocab_size=9999"])
+    said = io.StringIO()
+    outcome = quickstart(
+        tmp_path / "run", minutes=0.05, paths=[folder], device="cpu", exportable=True, console=Console(file=said)
+    )
+    assert "tokens instead of the usual 512, because there is little text" in said.getvalue()
+    assert "--exportable" not in said.getvalue()
+    model = sheepop.load(tmp_path / "run").config
+    assert (model.ngrams, model.short_convolution) == (None, None)
+    checkpoints = RunDirectory(tmp_path / "run")
+    assert set(checkpoints.steps()) == {checkpoints.pointer("latest"), checkpoints.pointer("best")}
+    told = re.search(r"([\d,]+) s were used .* training has ([\d,]+) s, .* about ([\d,]+) s", said.getvalue())
+    assert told is not None and "Comparison" in list(outcome.seconds)[:2]  # it is paid for before training
     assert (tmp_path / "run" / "report.html").is_file()
     assert outcome.scores.bytes <= outcome.baselines.bytes
     assert outcome.completions[0].prompt.startswith("# Note")
     assert json.loads(json.dumps(outcome.to_dict()))["scores"]["bits_per_byte"] == outcome.scores.bits_per_byte
-    text = render_outcome(outcome)
+    pieces = render_outcome(outcome)
+    assert [style for piece, style in pieces if piece == outcome.completions[0].prompt] == ["dim"]
+    assert [style for piece, style in pieces if piece == f"{outcome.completions[0].text}\n"] == ["bold"]
+    text = "".join(piece for piece, _ in pieces)
+    assert text.count("sheepop generate ") == text.count("sheepop score ") == text.count("sheepop ui ") == 1
     assert f"{outcome.baselines.xz:.3f}" in text and f"{outcome.scores.bits_per_byte:.3f}" in text
     rows = text.partition(f"on the same {outcome.baselines.bytes:,} bytes:\n")[2].partition("\n\n")[0].splitlines()
     shown = {name.strip(): float(bits) for name, bits in (row.rsplit(maxsplit=1) for row in rows)}

@@ -1,5 +1,6 @@
 """What the recipe chooses for the settings that are left open, and that it keeps those that are given."""
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.jobs import recipe
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.config_help import all_settings, render
-from sheepop.jobs.recipe import SIZES, Completed, choose_size, choose_tokenizer, complete, draft
+from sheepop.jobs.recipe import EXPORTABLE, SIZES, Completed, choose_size, choose_tokenizer, complete, draft
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.presets import PRESETS
 from sheepop.model.sections import NgramConfig
@@ -36,6 +37,23 @@ def completed(tmp_path: Path) -> Completer:
         )
 
     return complete_on
+
+
+def test_a_model_that_only_runs_here_is_told_beforehand_unless_an_exportable_one_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("sheep and wool\n" * 7000)
+    texts = []
+    for model in ({}, EXPORTABLE):
+        said = io.StringIO()
+        given = {"data": {"paths": [str(file)]}, "model": dict(model)}
+        found = complete(draft(given), lambda device: 0.4e9, Console(file=said)).config
+        assert (found.model.own_parts == {}) == bool(model)
+        texts.append(said.getvalue())
+    line = (
+        "Only SheepOp runs this model, for its n-gram embeddings and short convolutions: --exportable chooses one that"
+    )
+    assert [text.count(line) for text in texts] == [1, 0]
+    assert "the 0.4 GFLOP/s that are free on this machine" in texts[0]
 
 
 def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:

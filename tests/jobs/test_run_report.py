@@ -22,7 +22,7 @@ from sheepop.data import DataConfig, build_corpus
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.record import Budget, RunRecord
 from sheepop.jobs.run.report import write_run_report
 from sheepop.model import build_model
 from sheepop.tokenizer import TokenizerConfig
@@ -117,6 +117,32 @@ SCORES = TokenScores(
 BASELINES = Baselines(warm_xz=1.5, xz=1.875, gzip=2.125, bytes=12400, training_bytes=99000)
 
 
+def test_a_report_says_what_a_busy_machine_cost(run: RunDirectory, record: RunRecord) -> None:
+    write_lines(run.metrics_file, [train_row(step) for step in (10, 20)])
+    share = "Other programs kept this machine busy"
+    for deadline, cost in (
+        (None, "took about 2.5 times as long as alone."),
+        (Budget(60.0, None), "took 20 steps; alone it would have taken about 50."),
+    ):
+        write_run_report(run, None, replace(record, processor_share=0.4, deadline=deadline))
+        assert f"{share}: training got 40% of the processor time and {cost}" in read(run).texts["p"]
+    write_run_report(run, None, replace(record, processor_share=0.95))
+    assert share not in " ".join(read(run).texts["p"])
+
+
+def test_a_report_gives_advice_after_overfitting(run: RunDirectory, record: RunRecord) -> None:
+    losses = {10: 3.0, 20: 2.0, 30: 2.1}
+    held_out = [{"step": step, "split": "validation", "loss": loss} for step, loss in losses.items()]
+    write_lines(run.metrics_file, held_out)
+    write_run_report(run, None, record)
+    (advice,) = [words for words in read(run).texts["p"] if "by heart" in words]
+    assert advice.startswith("The held-out loss was lowest at step 20 (2.000) and then rose to 2.100: ")
+    assert "training.early_stopping=3" in advice
+    write_lines(run.metrics_file, held_out[:2])
+    write_run_report(run, None, record)
+    assert not [words for words in read(run).texts["p"] if "by heart" in words]
+
+
 def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: SheepOpConfig) -> None:
     rows = [train_row(step) for step in range(10, 101, 10)]
     held_out = {"step": 100, "split": "validation", "loss": 1.5, "bits_per_byte": 0.8, "tokens": 12800}
@@ -149,10 +175,10 @@ def test_report_of_a_finished_run(run: RunDirectory, record: RunRecord, config: 
     }
     assert page.rows == [
         ["Predictor", "Bits per byte"],
-        ["xz -9 that has read the training text", "1.5000"],
-        ["xz -9", "1.8750"],
         ["gzip -9", "2.1250"],
-        ["this model", "0.7812"],
+        ["xz -9", "1.8750"],
+        ["xz -9 that has read the training text", "1.5000"],
+        ["▸ this model", "0.7812"],
     ]
     assert page.texts["pre"][:2] == ["Writing\n  text", "a  b\n\tc"]
     assert "3 tokens, stopped at the length limit, seed 11" in page.texts["figcaption"]

@@ -173,7 +173,21 @@ def test_a_step_is_counted_in_tokens_to_learn(base: Path, files: list[Path], tmp
     assert chosen.completed().chosen["tuning.batch_tokens"] == 8192
     found = open_run(chosen)
     steps = found.config.training.max_steps
-    assert steps is not None and steps >= 3 * min(16, found.task.batches().num_samples)
+    assert steps is not None and steps >= 3 * min(33, found.task.batches().num_samples)
+
+
+def test_a_few_examples_get_small_steps_and_a_warning_with_the_key(base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "twenty.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"is {n}", "completion": f" {n}."}) + "\n" for n in range(20)))
+    said = io.StringIO()
+    given = {"data": {"paths": [str(file)], "validation_fraction": 0}, "device": "cpu", "tuning": {"method": "sft"}}
+    request = RunRequest({**given, "output_dir": str(tmp_path / "run")}, fork=base, console=Console(file=said))
+    run = open_run(request)
+    assert run.config.training.global_batch_size == 1
+    steps = 3 * run.task.batches().num_samples
+    assert run.config.training.max_steps == steps < 100
+    assert f"make only {steps} steps in 3 epochs" in said.getvalue()
+    assert "training.max_steps=100" in said.getvalue()
 
 
 def test_a_finished_model_is_scored_before_its_first_step(base: Path, files: list[Path], tmp_path: Path) -> None:
@@ -194,8 +208,8 @@ def test_minutes_pay_for_preparation_and_for_the_last_score(
     run = open_run(RunRequest.exactly(settings, fork=base, console=Console(file=said)))
     deadline = run.record.deadline
     assert deadline is not None
-    assert 38 < deadline.seconds <= 39 and deadline.scored_tokens is None
-    assert "Of 1 minute, 21 s were used to prepare the run" in said.getvalue()
+    assert 34 < deadline.seconds <= 35 and deadline.scored_tokens is None  # four are for the report
+    assert "Of 1 minute, 21 s were used to prepare the run, training has 35 s" in said.getvalue()
 
 
 def test_one_sees_the_steps_and_the_memory_of_a_run_before_it(base: Path, files: list[Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import signal
 import socket
@@ -11,12 +12,14 @@ import ssl
 import subprocess
 import threading
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sheepop.checkpoint import load_model, save_model
+from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.jobs.config import load_config
 from sheepop.jobs.serve import serve
@@ -232,6 +235,31 @@ def test_a_certificate_that_cannot_be_used_is_refused(
     with pytest.raises(ConfigError, match=problem):
         config = load_config(overrides=[*settings, "server.port=0"])
         serve({"m": model}, config, dtype=None, console=None)  # type: ignore[arg-type]  # it says nothing before
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("for_page", "screen", "opens"), [(True, ":0", 1), (True, "", 0), (False, ":0", 0)])
+def test_a_server_for_the_page_opens_it_and_logs_no_requests(
+    model: Path, monkeypatch: pytest.MonkeyPatch, for_page: bool, screen: str, opens: int
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sheepop.jobs.serve.Server.run", lambda server, sockets: sockets[0].close())
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", screen)
+    access, said = logging.getLogger("sheepop.access"), Terminal()
+    access.setLevel(logging.INFO)
+    config = load_config(overrides=["server.port=0", "server.ui=true"])
+    serve({"m": model}, config, dtype=None, console=Console(file=said), for_page=for_page)
+    wait_for(lambda: len(opened) == opens)
+    assert all(address in said.getvalue() for address in opened)
+    assert access.isEnabledFor(logging.INFO) is not for_page
+    access.setLevel(logging.NOTSET)
 
 
 def test_a_wrong_certificate_is_a_short_error(model: Path) -> None:

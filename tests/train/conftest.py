@@ -34,6 +34,7 @@ from sheepop.train.precision import initial_loss_scale
 from sheepop.train.source import ScheduledSource
 from sheepop.train.step import StepRunner
 
+PEAK = 1e18  # operations a second, which no step reaches
 TEXT = "the quick brown fox jumps over the lazy dog while {} sheep watch and count to {}"
 
 
@@ -130,7 +131,7 @@ def trainers(corpus: Corpus, folder: Path) -> Iterator[Callable[..., Trainer]]:
             journal=Journal(
                 JsonLines(run.metrics_file, state.metrics_bytes, is_verification),
                 JsonLines(run.samples_file, state.samples_bytes),
-                Throughput(lambda step: float(step.num_computed * step.row_length), 1.0),
+                Throughput(lambda step: float(step.num_computed * step.row_length), PEAK),
                 device="cpu",
                 precision=resolved.precision,
             ),

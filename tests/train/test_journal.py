@@ -17,8 +17,11 @@ from sheepop.core.console import Console
 from sheepop.core.json_lines import read_json_lines
 from sheepop.train import Trainer, journal
 from sheepop.train.journal import Machine, Throughput
+from sheepop.train.live_view import LEGEND
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
+
+from .conftest import PEAK
 
 
 def step_of(rows: int, length: int, *, num_tokens: int) -> PreparedStep:
@@ -48,11 +51,20 @@ def test_rates_of_a_hand_worked_stretch() -> None:
 
 def test_time_that_an_error_ends_is_left_out_too() -> None:
     times = iter([0.0, 1.0, 4.0, 5.0])
-    throughput = Throughput(lambda step: 8.0 * step.num_computed, 1.0, 4.0, clock=lambda: next(times))
+    throughput = Throughput(lambda step: 8.0 * step.num_computed, 128.0, 256.0, clock=lambda: next(times))
     with pytest.raises(RuntimeError), throughput.paused():
         raise RuntimeError
     throughput.count(step_of(1, 8, num_tokens=8))
-    assert throughput.take() == {"tokens_per_second": 4.0, "mfu": 32.0, "mfu_nominal": 8.0}
+    assert throughput.take() == {"tokens_per_second": 4.0, "mfu": 0.25, "mfu_nominal": 0.125}
+
+
+def test_steps_that_are_faster_than_the_measured_peak_raise_it() -> None:
+    times = iter([0.0, 1.0, 2.0])
+    throughput = Throughput(lambda step: float(step.num_computed), 4.0, clock=lambda: next(times))
+    throughput.count(step_of(1, 8, num_tokens=40))
+    assert throughput.take()["mfu"] == 1.0  # and not 1000 %
+    throughput.count(step_of(1, 8, num_tokens=10))
+    assert (throughput.take()["mfu"], throughput.peak_flops) == (0.25, 40.0)
 
 
 def test_the_cores_that_were_busy_and_the_memory_in_use() -> None:
@@ -73,11 +85,11 @@ def test_the_operations_of_a_token_are_those_of_its_row_while_rows_grow(
     rows = [r for r in read_json_lines(trainer.checkpointer.run.metrics_file)[0] if r["split"] == "train"]
     lengths = [8] * 2 + [16] * 3 + [32] * 4
     tokens = [trainer.source.schedule.batch(step).labels.size for step in range(9)]
-    # A token costs as many operations here as its row has tokens, and the peak is one operation a second.
+    # A token costs as many operations here as its row has tokens, and the peak is that of the trainers.
     for row in rows:
         steps = range(row["step"] - log_interval, row["step"])
         operations = sum(tokens[step] * lengths[step] for step in steps) / sum(tokens[step] for step in steps)
-        assert row["mfu"] / row["tokens_per_second"] == pytest.approx(operations)
+        assert PEAK * row["mfu"] / row["tokens_per_second"] == pytest.approx(operations)
 
 
 def test_texts_that_steps_learn_from_are_written_until_the_log_is_full(
@@ -98,9 +110,9 @@ def test_texts_that_steps_learn_from_are_written_until_the_log_is_full(
     assert said.getvalue().count("samples.jsonl is full, so answers are no longer added to it") == 1
 
 
-@pytest.mark.parametrize(("is_terminal", "count"), [(False, 1), (True, 0)])
-def test_where_no_panel_is_drawn_the_terms_are_explained_once(
-    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, is_terminal: bool, count: int
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_terms_are_explained_once_and_no_panel_cuts_them(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     file = StringIO()
     monkeypatch.setattr(file, "isatty", lambda: is_terminal)
@@ -108,4 +120,5 @@ def test_where_no_panel_is_drawn_the_terms_are_explained_once(
     trainer = make_trainer("run", max_steps=2)
     trainer.journal._console = Console(file=file)
     trainer.run()
-    assert file.getvalue().count("Terms: loss: surprise per token; perplexity: ") == count
+    assert file.getvalue().count(f"Terms: {LEGEND}\n") == 1
+    assert LEGEND.startswith("loss: surprise per token; perplexity: ") and LEGEND.endswith("docs/glossary.md")

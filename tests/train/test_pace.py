@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.train import Trainer, TrainingConfig
+from sheepop.train.agenda import EVALUATE, SAMPLE, SAVE, VALIDATE, Agenda
 from sheepop.train.journal import Journal
 from sheepop.train.schedule import Deadline, Pace
 
@@ -130,6 +135,57 @@ def test_the_schedule_is_gone_through_whole_and_a_run_that_is_told_the_pace_repe
     repeated.run()
     assert_same_run(trainer, repeated)
     assert repeated.agenda.pace == pace
+
+
+def due(agenda: Agenda, name: str) -> list[int]:
+    return [step for step in range(1, agenda.total_steps + 1) if name in agenda.after(step)]
+
+
+def test_derived_intervals_follow_the_plan_and_given_ones_are_steps() -> None:
+    """A plan of 10 steps that turn out to be 100, and one of 100 that turn out to be 20."""
+    derived = {"sample_interval": 2, "checkpoint_interval": 1}
+    settings = TrainingConfig(max_steps=10, warmup_steps=0, micro_batch_size=1, precision="fp32", eval_interval=30)
+    settings = settings.replace(**derived, paced_intervals=tuple(derived)).at_pace(Pace(10).revised(1, 91))
+    agenda = Agenda.of(settings, settings.resolved(), validates=True, evaluates=True)
+    assert due(agenda, SAMPLE) == [11, 31, 51, 71, 91]  # planned steps 2, 4, ..., each of which takes ten
+    assert due(agenda, SAVE) == [1, *range(11, 92, 10)]
+    assert due(agenda, VALIDATE) == due(agenda, EVALUATE) == [30, 60, 90, 91]
+    assert agenda.milestones == {1, 21, 41}  # places 1, 3 and 5
+
+    settings = settings.replace(pace=(), max_steps=100, eval_interval=10, sample_interval=20, checkpoint_interval=10)
+    settings = settings.replace(paced_intervals=("eval_interval", "sample_interval", "checkpoint_interval"))
+    settings = settings.at_pace(Pace(100).revised(10, 19))  # ten planned steps in one
+    agenda = Agenda.of(settings, settings.resolved(), validates=True, evaluates=True)
+    assert due(agenda, VALIDATE) == due(agenda, EVALUATE) == list(range(10, 20))
+    assert due(agenda, SAMPLE) == [11, 13, 15, 17, 19]
+    assert agenda.milestones == {10, 12, 14} <= set(due(agenda, SAVE))
+    bare = settings.replace(keep_milestones=False, checkpoint_interval=1000)
+    agenda = Agenda.of(bare, bare.resolved(), validates=True)
+    assert (agenda.milestones, due(agenda, SAVE)) == (set(), [19])
+
+
+@given(st.integers(1, 400), st.integers(1, 50), st.lists(st.integers(1, 300), max_size=4))
+def test_as_much_is_due_as_was_planned_however_the_pace_changes(planned: int, interval: int, more: list[int]) -> None:
+    settings = TrainingConfig(max_steps=planned, warmup_steps=0, micro_batch_size=1, precision="fp32", eval_interval=9)
+    settings = settings.replace(sample_interval=interval, checkpoint_interval=9, paced_intervals=("sample_interval",))
+    pace, step = Pace(planned), 0
+    for steps in more:
+        step += steps
+        if step >= pace.total_steps:
+            break
+        pace = pace.revised(step, step + steps)
+    settings = settings.at_pace(pace)
+    found = due(Agenda.of(settings, settings.resolved(), validates=False), SAMPLE)
+    assert len(found) <= math.ceil(planned / interval)
+    assert found[-1] == pace.total_steps
+
+
+def test_a_changed_pace_is_told_in_one_line(timed: Callable[..., tuple[Trainer, list[Pace]]]) -> None:
+    trainer, _ = timed("timed")
+    said: list[str] = []
+    trainer.console = cast(Console, SimpleNamespace(info=said.append, progress=Console.silent().progress))
+    trainer.run()
+    assert [line for line in said if "planned" in line] == [f"Slower than planned: {trainer.state.step} steps."]
 
 
 def test_a_run_that_goes_back_is_timed_anew_from_there() -> None:

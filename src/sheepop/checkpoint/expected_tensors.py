@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sheepop.checkpoint.lazy_tensor import Shape
+from sheepop.core.errors import CheckpointError
 from sheepop.model.config import ModelConfig
 from sheepop.model.options import GATED
 from sheepop.model.sections import ExpertsConfig, GatedConvolutionConfig, GatedDeltaNetConfig
@@ -34,11 +35,14 @@ def tensor_problems(
     ]
 
 
-def export_advice(config: ModelConfig) -> str:
-    """Returns advice for a refused export: the settings that disable features which no other program supports."""
-    keys = [key for key in ("ngrams", "short_convolution") if getattr(config, key) is not None]
-    settings = " ".join(f"model.{key}=null" for key in keys)
-    return f"\nFor a model that other programs can run, train with {settings}." if keys else ""
+def refuse_own_parts(config: ModelConfig, program: str) -> None:
+    """Raises `CheckpointError` for parts of a model that `program`, as any other, does not have."""
+    if found := config.own_parts:
+        settings = " ".join(f"model.{key}=null" for key in found)
+        raise CheckpointError(
+            f"{program} has no {' and no '.join(found.values())}. For a model that other programs can run, train with "
+            f"--exportable, which means {settings}."
+        )
 
 
 def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:

@@ -200,7 +200,8 @@ class Implied(Field):
         holder, name = _holder(config, self.ours)
         value = None if holder is None else getattr(holder, name)
         if value not in self.values:
-            yield f"{self.ours} = {value}, but it computes {' or '.join(map(str, self.values))}"
+            theirs = " or ".join("none" if each is None else str(each) for each in self.values)
+            yield f"{self.ours} = {value}, but it {'has' if self.values == (None,) else 'computes'} {theirs}"
 
 
 def _holder(config: ModelConfig, ours: str) -> tuple[Any, str]:

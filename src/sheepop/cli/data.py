@@ -74,9 +74,16 @@ def build(
     elif not quiet:
         typer.echo(
             f"{result['path']}: {_size(result, 'train')} for training, {_size(result, 'validation')} held out. "
-            f"{counted(result['skipped_files'], 'file')} and {counted(result['refused_parts'], 'part')} of files "
-            f"left out, {counted(result['removed_documents'], 'document')} removed; report.html shows why."
+            f"{_left_out(result)}"
         )
+
+
+def _left_out(result: dict[str, Any]) -> str:
+    """What a build left out and removed, and where the reasons are."""
+    counts = (("file", "skipped_files", "left out"), ("unreadable part", "refused_parts", "left out"),
+              ("document", "removed_documents", "removed"))  # fmt: skip
+    words = [f"{counted(result[key], what)} {verb}" for what, key, verb in counts if result[key]]
+    return f"{', '.join(words)}; report.html shows why." if words else "Nothing left out."
 
 
 @app.command("stats")

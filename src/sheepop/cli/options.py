@@ -77,6 +77,9 @@ Resume = Annotated[
         "--resume", metavar="auto|PATH", help="Resume the run at PATH; auto: resume the run at --output, or start it."
     ),
 ]
+Exportable = Annotated[
+    bool, typer.Option("--exportable", help="Choose a model that other programs run, too (llama.cpp, transformers).")
+]
 OverwriteRun = Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")]
 Overrides = Annotated[
     list[str] | None,

@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
-from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console, print_json, typed_command
+from sheepop.cli.options import Device, Exportable, Json, Overrides, Quiet, make_console, print_json, typed_command
+from sheepop.cli.terminal import print_styled
 
 
 def quickstart(
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory.")] = Path("runs/quickstart"),
-    minutes: Annotated[float | None, typer.Option(help="Minutes of training.", show_default="5")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes from reading to the report.", show_default="5")] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option("--data", help="Your own files instead of Python's standard library; repeatable."),
     ] = None,
     device: Device = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The seed of every random choice.", show_default="0")] = None,
+    exportable: Exportable = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run at --output.")] = False,
     quiet: Quiet = False,
@@ -47,6 +49,7 @@ def quickstart(
         paths=data or [],
         device=device or "auto",
         seed=seed,
+        exportable=exportable,
         overrides=overrides or (),
         resume=resume,
         overwrite=overwrite,
@@ -56,4 +59,5 @@ def quickstart(
     if as_json:
         print_json(outcome.to_dict())
     elif not quiet:
-        typer.echo(render_outcome(outcome))
+        for piece, style in render_outcome(outcome):
+            print_styled(piece, style)

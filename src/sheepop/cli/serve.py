@@ -122,10 +122,6 @@ def serve(
 
       sheepop serve runs/quickstart --engine ray --replicas 4
     """
-    from sheepop.checkpoint.model_source import resolve_model_directory
-    from sheepop.checkpoint.run_directory import RunDirectory
-    from sheepop.jobs.config import SheepOpConfig, load_config
-
     given = {
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "api_key": api_key, "engine": engine,
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
@@ -138,11 +134,34 @@ def serve(
     options: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
     if ui:
         options["server"]["ui"] = True
+    start(models, options, config, settings or [], adapter or [], device=device, dtype=dtype, quiet=quiet)
+
+
+def start(
+    models: list[str],
+    options: dict[str, Any],
+    config: Path | None,
+    settings: list[str],
+    adapter: list[str],
+    *,
+    device: str | None,
+    dtype: str | None,
+    quiet: bool,
+    for_page: bool = False,
+) -> None:
+    """Serves `models` with the settings of `options`, `config` and ``key=value`` `settings`.
+
+    A server `for_page` alone writes no access log, and opens the page in the browser of this screen.
+    """
+    from sheepop.checkpoint.model_source import resolve_model_directory
+    from sheepop.checkpoint.run_directory import RunDirectory
+    from sheepop.jobs.config import SheepOpConfig, load_config
+
     if device is not None:
         options["device"] = device
-    chosen: SheepOpConfig = load_config(config, settings or [], options=options)
+    chosen: SheepOpConfig = load_config(config, settings, options=options)
     places = named_places(models)
-    adapted = _adapted(adapter or [], places)
+    adapted = _adapted(adapter, places)
     for place in places.values():
         # The page also shows a run without a checkpoint; an adapter needs one.
         if adapted or not (chosen.server.ui and RunDirectory(place).holds_run()):
@@ -151,7 +170,7 @@ def serve(
         from sheepop.jobs.serve import serve as run
     except ImportError as error:
         raise UsageError(f'Serving needs more packages: pip install "sheepop[serve]" ({error})') from None
-    run(places, chosen, adapters=adapted, dtype=dtype, console=make_console(quiet))
+    run(places, chosen, adapters=adapted, dtype=dtype, console=make_console(quiet), for_page=for_page)
 
 
 def _aliased(given: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import typer
 from sheepop.cli.options import (
     ConfigFile,
     Device,
+    Exportable,
     Json,
     Overrides,
     OverwriteRun,
@@ -44,6 +45,7 @@ def train(
             "--fork", metavar="MODEL", help="Start a new run from the weights of this model, run or checkpoint."
         ),
     ] = None,
+    exportable: Exportable = False,
     overwrite: OverwriteRun = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few steps and list their most expensive operations.")
@@ -81,9 +83,15 @@ def train(
         )
     if resume is not None and fork is not None:
         raise UsageError("--resume continues a run and --fork starts a new one; give only one of them.")
+    if exportable and fork is not None:
+        raise UsageError("--exportable chooses the parts of a new model, and --fork keeps those of another; give one.")
     if profile_steps is not None and not profile:
         raise UsageError("--profile-steps says how many steps --profile records; add --profile.")
     options = options_of(data, device)
+    if exportable:
+        from sheepop.jobs.recipe import EXPORTABLE
+
+        options["model"] = EXPORTABLE
     if find_rate:
         _find_rate(config, overrides or (), output, options, quiet, as_json)
         return
@@ -157,6 +165,8 @@ def _print_outcome(outcome: TrainOutcome) -> None:
         if outcome.before:
             name = "reward" if "reward" in outcome.before else "loss"
             typer.echo(f"Before, at step 0: {name} {outcome.before[name]:.4f}")
+    for words in outcome.advice:
+        typer.echo(words)
     typer.echo(f"Report: {outcome.report}")
     typer.echo(f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}")
     typer.echo(f"Next: {outcome.try_out}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sheepop.cli.options import MODEL, ConfigFile, Device, Dtype, Quiet
-from sheepop.cli.serve import serve
+from sheepop.cli.serve import start
 
 
 def ui(
@@ -24,8 +24,8 @@ def ui(
 ) -> None:
     """Look inside models and runs in the browser: traces, chats, training curves, samples and data.
 
-    The same as `sheepop serve --ui` on an address that only this machine can reach. The page loads nothing from other
-    machines.
+    The same as `sheepop serve --ui` on an address that only this machine can reach, without a log of requests. The page
+    loads nothing from other machines. From a terminal on a screen, it opens in the browser.
 
     Examples:
 
@@ -35,14 +35,6 @@ def ui(
 
       sheepop ui runs/*
     """
-    serve(
-        models,
-        host="127.0.0.1",
-        port=port,
-        ui=True,
-        votes=votes,
-        config=config,
-        device=device,
-        dtype=dtype,
-        quiet=quiet,
-    )
+    server = {"host": "127.0.0.1", "port": port, "ui": True, "votes": votes and str(votes)}
+    options = {"server": {key: value for key, value in server.items() if value is not None}}
+    start(models, options, config, [], [], device=device, dtype=dtype, quiet=quiet, for_page=True)

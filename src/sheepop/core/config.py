@@ -124,10 +124,11 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         key, separator, text = override.partition("=")
         key = key.strip()
         if not separator or not key or any(not part for part in key.split(".")):
-            hint = "Example: training.learning_rate=0.001"
             if os.path.exists(override):  # noqa: PTH110 - Path.exists raises an error for long names
-                hint = f"There is a file or folder of this name. Did you mean --data {override}?"
-            raise ConfigError(f"Override {override!r} is not of the form key=value. {hint}")
+                raise ConfigError(f"{override!r} is a file or folder, not a setting. Did you mean --data {override}?")
+            raise ConfigError(
+                f"{_shown(override)} is not a setting of the form key=value, such as training.learning_rate=0.001."
+            )
         try:
             value = yaml.load(text, _UniqueKeyLoader) if text.strip() else ""
         except yaml.constructor.ConstructorError as error:

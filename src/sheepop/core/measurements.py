@@ -52,6 +52,13 @@ def remember(key: str, value: Any) -> None:
         return
 
 
+def best_known(key: str, found: float) -> float:
+    """The highest value that was ever `found` for `key`, which is remembered."""
+    best = max(found, recall(key, float) or 0.0)
+    remember(key, best)
+    return best
+
+
 def _entries() -> dict[str, Any]:
     try:
         entries = read_json(_file())

@@ -4,43 +4,111 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sheepop.core.measurements import measurement_key, recall, remember
+from sheepop.core.measurements import best_known, measurement_key, recall
 
 if TYPE_CHECKING:
     import torch
 
 _SECONDS = 0.5
+_GLANCE = 0.2  # of these, for a machine whose record is known
 _SMALLEST = 256
 _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
+_ROUNDS = 4  # of a measurement on a machine that wavers, at most
+_MOST_SECONDS = 3.0  # after which no round begins
+_STABLE = 0.05  # a measurement ends when a round betters the best so far by at most this share
+_SHARE_SECONDS = 0.3
+
+
+class ProcessorTime:
+    """Own processor time of the calling thread against the clock: the share of a processor that it got.
+
+    A thread that computes without a pause gets all of it on a quiet machine, and less beside other programs.
+    """
+
+    def __init__(self) -> None:
+        self._own = self._clock = 0.0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Adds the time of the block."""
+        own, clock = time.thread_time(), time.perf_counter()
+        try:
+            yield
+        finally:
+            self._own += time.thread_time() - own
+            self._clock += time.perf_counter() - clock
+
+    def take(self) -> float:
+        """The share in the blocks since the last call, 1 without any."""
+        share = min(1.0, self._own / self._clock) if self._clock > 0 else 1.0
+        self._own = self._clock = 0.0
+        return share
+
+
+@cache
+def processor_share(device: str = "cpu") -> float:
+    """The share of its processors that this process gets now, in a third of a second of matrix products; 1 on a GPU."""
+    import torch
+
+    if device != "cpu":
+        return 1.0
+    time_of = ProcessorTime()
+    with time_of.counted():
+        _best_rate(_SMALLEST, torch.float32, device, _SHARE_SECONDS)
+    return time_of.take()
+
+
+def best_of_rounds(measure: Callable[[], float]) -> float:
+    """The best of short measurements: until one betters the best before by at most 5 percent, or four, or 3 seconds.
+
+    Other programs only make a machine slower, so the best counts.
+    """
+    best, until = 0.0, time.monotonic() + _MOST_SECONDS
+    for _ in range(_ROUNDS):
+        before, best = best, max(best, measure())
+        if best <= (1 + _STABLE) * before or time.monotonic() > until:
+            break
+    return best
+
+
+def share_of_peak(rate: float, peak: float) -> float:
+    """The share of a measured peak, at most 1: a higher rate shows that the peak was measured on a busy machine."""
+    return rate / max(rate, peak)
 
 
 @cache
 def matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
-    """The rate that `measure_matrix_peak` found on this machine, now or in an earlier process."""
-    known = recall(_key(dtype, device), float)
-    return measure_matrix_peak(dtype, device) if known is None else known
+    """The record of `measure_matrix_peak` on this machine; a process that finds one measures a tenth of a second."""
+    if recall(_key(dtype, device), float) is None:
+        return measure_matrix_peak(dtype, device)
+    return best_known(_key(dtype, device), _round_of_products(dtype, device, _GLANCE * _SECONDS))
 
 
 def measure_matrix_peak(dtype: torch.dtype, device: str = "cpu") -> float:
-    """Measures and remembers the best rate of a square matrix product seen in about half a second, in FLOP/s.
+    """The best rate of square matrix products, in FLOP/s, of rounds of half a second; the record is remembered."""
+    return best_known(_key(dtype, device), best_of_rounds(lambda: _round_of_products(dtype, device, _SECONDS)))
+
+
+def _round_of_products(dtype: torch.dtype, device: str, seconds: float) -> float:
+    """The best rate of a square matrix product seen in about so many seconds, in FLOP/s.
 
     Sizes grow from 256, and each is tried only if it is expected to fit the time left: a data type without hardware
     support can be hundreds of times slower than float32. The best of many products counts, since another program may
     delay any single one.
     """
-    deadline = time.perf_counter() + _SECONDS
-    size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, _SECONDS / 10)
+    deadline = time.perf_counter() + seconds
+    size, best = _SMALLEST, _best_rate(_SMALLEST, dtype, device, seconds / 10)
     while size < _LARGEST.get(device, _LARGEST["cpu"]):
         if 2 * _operations(2 * size) / best > deadline - time.perf_counter():  # at least two products
             break
         size *= 2
-        best = max(best, _best_rate(size, dtype, device, _SECONDS / 10))
-    best = max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
-    remember(_key(dtype, device), best)
-    return best
+        best = max(best, _best_rate(size, dtype, device, seconds / 10))
+    return max(best, _best_rate(size, dtype, device, deadline - time.perf_counter()))
 
 
 def _key(dtype: torch.dtype, device: str) -> str:

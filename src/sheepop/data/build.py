@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, OutputError
+from sheepop.core.errors import DataError, OutputError, SheepOpError, TokenizerError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, publish_directory, remove_tree, write_json
 from sheepop.data.clean.decontamination import EvaluationFile, load_evaluation_sets
@@ -26,7 +26,7 @@ from sheepop.data.manifest import is_corpus
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
 from sheepop.data.pipeline.passes import clean_documents, close_extraction
-from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, nothing_to_read
+from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, counts_of_files, nothing_to_read
 from sheepop.data.pipeline.shuffle import Assignment, Encode, Gather, Scatter, decide_assignment, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
@@ -40,10 +40,11 @@ from sheepop.data.pipeline.workplace import (
     locked_workplace,
     take_inventory,
 )
-from sheepop.data.report import write_reports
+from sheepop.data.report import REPORT_HTML, write_failure, write_reports
 from sheepop.data.shards import FILE_PREFIX, token_type
 from sheepop.data.split import SPLITS, SplitName
 from sheepop.tokenizer import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from sheepop.tokenizer.vocabulary import LittleTextError
 
 _Files = dict[SplitName, list[int]]
 """The gathered buckets of each split."""
@@ -59,8 +60,13 @@ def build_corpus(
     overwrite: bool = False,
     engine: Engine | None = None,
     query: Query | None = None,
+    shrinks: bool = False,
+    failed: Path | None = None,
 ) -> Corpus:
     """Builds the corpus directory `output` from ``config.paths`` and, if given, the rows of `query`.
+
+    With `shrinks` a text that is too short for the vocabulary gets a smaller one, and a warning. A build that ends with
+    an error of its text leaves its report and lists in the directory `failed`, if one is given.
 
     The same call resumes a build that was stopped. If `output` already is a corpus from the same input and settings,
     it is returned; `overwrite` replaces it; any other one raises `DataError`, as do inputs without text and a split
@@ -70,7 +76,8 @@ def build_corpus(
     engine = engine or LocalEngine(config.num_workers)
     _check_places(config, output, query)
     with locked_workplace(output) as workplace:
-        build = _Build(BuildRequest(config, tokenizer_config, seed, query), workplace, console, engine)
+        request = BuildRequest(config, tokenizer_config, seed, query, shrinks)
+        build = _Build(request, workplace, console, engine, failed)
         inventory = build.take_inventory(output)
         if not overwrite and output.exists() and any(output.iterdir()):
             clear(workplace)
@@ -88,6 +95,8 @@ def build_corpus(
                 close_extraction()
             publish_directory(build.corpus, output)
             clear(workplace)
+            if failed is not None:
+                remove_tree(failed)
     return Corpus.open(output, verify=False)
 
 
@@ -112,6 +121,7 @@ class _Build:
     workplace: Path
     console: Console
     engine: Engine
+    failed: Path | None
     given: Tokenizer | None = None
 
     def __post_init__(self) -> None:
@@ -137,25 +147,30 @@ class _Build:
         assignment = decide_assignment(finished_parts(passes[-1], len(inventory.parts)), config, seed)
         if assignment.splitter.documents == 0:
             words = nothing_to_read(config, inventory, added_accounts(_each_part(passes, inventory)))
+            error = self._accounted(DataError(words), passes, inventory)
             clear(self.workplace)
-            raise DataError(words)
+            raise error
         try:
             with times.stage("shuffle"):
                 files = self._shuffle(inventory, passes[-1], assignment)
-        except DataError:
+        except DataError as problem:
+            error = self._accounted(problem, passes, inventory)
             clear(self.workplace)  # the text cannot be split as requested, so no part can be reused
-            raise
+            raise error from None
         remove_tree(self.corpus)
         for name in (DOCUMENTS, TOKENS):
             (self.corpus / name).mkdir(parents=True)
         tokenizer = self.given
         if tokenizer is None:
-            with times.stage("tokenizer"):
-                tokenizer = self._trained_tokenizer(files["train"])
+            try:
+                with times.stage("tokenizer"):
+                    tokenizer = self._trained_tokenizer(files["train"])
+            except TokenizerError as problem:
+                raise self._accounted(problem, passes, inventory) from None
         tokenizer.save(self.corpus / TOKENIZER)
         with times.stage("tokenize"):
             tokens = self._tokenize(tokenizer, files, sum(assignment.buckets))
-        self._write_lists(passes, inventory)
+        self._write_lists(self.corpus, passes, [*passes, self.scattered], inventory)
         account = added_accounts(_each_part([*passes, self.scattered], inventory))
         contents = added_accounts(part_path(self.gathered, bucket) for split in SPLITS for bucket in files[split])
         files_of_sets = self._evaluation_files()
@@ -197,9 +212,23 @@ class _Build:
         directory = self.workplace / TOKENIZER
         if not directory.is_dir():
             special_tokens = SENTINELS if self.request.config.infilling.rate else ()
-            texts, config = texts_in(self.gathered, files), self.request.tokenizer_config
+            config, trained = self.request.tokenizer_config, None
+            while trained is None:
+                try:
+                    texts = texts_in(self.gathered, files)
+                    trained = train_tokenizer(config, texts, special_tokens=special_tokens, console=self.console)
+                except LittleTextError as error:
+                    if not self.request.shrinks:
+                        raise
+                    config = config.replace(vocab_size=error.possible)
+            if config is not self.request.tokenizer_config:
+                self.console.warn(
+                    f"The vocabulary has {config.vocab_size:,} tokens instead of the usual "
+                    f"{self.request.tokenizer_config.vocab_size:,}, because there is little text. "
+                    "tokenizer.vocab_size sets another size."
+                )
             with atomic_directory(directory) as staging:
-                train_tokenizer(config, texts, special_tokens=special_tokens, console=self.console).save(staging)
+                trained.save(staging)
         return load_tokenizer(directory)
 
     def _tokenize(self, tokenizer: Tokenizer, files: _Files, num_buckets: int) -> dict[str, Any]:
@@ -245,16 +274,27 @@ class _Build:
                 )
         return files
 
-    def _write_lists(self, passes: list[Path], inventory: Inventory) -> None:
-        """Writes the lists of unusable inputs and of removed documents, in input order."""
-        with (self.corpus / QUARANTINE).open("wb") as file:
+    def _write_lists(self, directory: Path, passes: list[Path], removing: list[Path], inventory: Inventory) -> None:
+        """Writes the lists of unusable inputs and of documents that were removed in `removing`, in input order."""
+        with (directory / QUARANTINE).open("wb") as file:
             file.write((self.workplace / DISCOVERED).read_bytes())
             for part in _each_part(passes[:1], inventory):
                 file.write((part / QUARANTINE).read_bytes())
-        with (self.corpus / REMOVED).open("wb") as file:
+        with (directory / REMOVED).open("wb") as file:
             # Concatenated zstd files are one valid zstd file.
-            for part in _each_part([*passes, self.scattered], inventory):
+            for part in _each_part(removing, inventory):
                 file.write((part / REMOVED).read_bytes())
+
+    def _accounted(self, error: SheepOpError, passes: list[Path], inventory: Inventory) -> SheepOpError:
+        """`error`, with the place of the report and the lists of this build, which it writes, if there is one."""
+        if self.failed is None:
+            return error
+        with atomic_directory(self.failed, replace=True) as directory:
+            self._write_lists(directory, passes, passes, inventory)
+            account = added_accounts(_each_part(passes, inventory))
+            write_failure(directory, str(error), counts_of_files(inventory, account))
+        error.args = (f"{error} {self.failed / REPORT_HTML} shows what was read and what was left out.",)
+        return error
 
 
 def _each_part(passes: list[Path], inventory: Inventory) -> list[Path]:

@@ -64,6 +64,16 @@ def write_reports(
     page.write(directory / REPORT_HTML)
 
 
+def write_failure(directory: Path, words: str, files: Mapping[str, Any]) -> None:
+    """Writes both reports of a build that ended with the error `words`, beside its lists of what was left out."""
+    write_json(directory / REPORT_JSON, {"error": words, "files": files})
+    page = Page("A corpus that was not built", footer="Made by sheepop data build.")
+    page.add_text(words)
+    page.add_facts({"Files found": files["found"], "Files read": files["read"]})
+    _add_left_out(page, files, directory / QUARANTINE)
+    page.write(directory / REPORT_HTML)
+
+
 def _add_overview(page: Page, report: Mapping[str, Any], vocab_size: int, words: str, seconds: float) -> None:
     files, documents = report["files"], report["documents"]
     page.add_section("Overview")

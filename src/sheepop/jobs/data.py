@@ -78,6 +78,8 @@ def build(
             overwrite=overwrite,
             engine=(corpora.RayEngine if engine == "ray" else corpora.LocalEngine)(config.data.num_workers),
             query=requested,
+            shrinks="vocab_size" not in config.tokenizer.model_fields_set,
+            failed=output.with_name(f"{output.name}.failed"),
         )
     return {
         "path": str(output),

@@ -16,7 +16,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.core.random import numpy_generator
-from sheepop.core.speed import matrix_peak, read_bandwidth, synchronize
+from sheepop.core.speed import matrix_peak, read_bandwidth, share_of_peak, synchronize
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.engine import BLOCK_SIZE, Engine
 from sheepop.generate.paged_cache import bytes_per_block
@@ -46,7 +46,10 @@ class _Measured:
 
     def row(self, bandwidth: float, peak: float) -> dict[str, Any]:
         """The result as plain data; the larger share, if it is half or more, names the wall."""
-        shares = {"memory": self.bytes / self.seconds / bandwidth, "arithmetic": self.operations / self.seconds / peak}
+        shares = {
+            "memory": share_of_peak(self.bytes / self.seconds, bandwidth),
+            "arithmetic": share_of_peak(self.operations / self.seconds, peak),
+        }
         wall = max(shares, key=lambda name: shares[name])
         return {
             "name": self.name,

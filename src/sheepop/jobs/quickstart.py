@@ -1,8 +1,9 @@
-"""The whole life of a small model in a few minutes: corpus, vocabulary, training, scores, samples, report."""
+"""A small model in a few minutes: corpus, vocabulary, training, scores, samples, report."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,14 +15,16 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
-from sheepop.generate import GenerationConfig
-from sheepop.jobs.baselines import compress_validation
+from sheepop.generate import Completion, GenerationConfig
+from sheepop.jobs.baselines import Baselines, compress_validation
 from sheepop.jobs.config import read_settings
 from sheepop.jobs.generate import load_generator
+from sheepop.jobs.recipe import EXPORTABLE
 from sheepop.jobs.run.open import OpenRun
-from sheepop.jobs.run.record import RunRecord, repeat_command
+from sheepop.jobs.run.record import RunRecord, StageTimes, repeat_command
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import TrainOutcome, train
+from sheepop.jobs.task import Task
 from sheepop.jobs.task.corpus_batches import open_corpus
 from sheepop.jobs.task.samples import generate_command, held_out_prompts
 from sheepop.train.validation import TokenScores
@@ -29,6 +32,8 @@ from sheepop.train.validation import TokenScores
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
 _OURS = "this model"
+_RULE_WIDTH = 72
+_ALL = 0.9
 # Left out of the standard library's folder: installed packages, and tests, which are more data than text.
 _NOT_THE_LIBRARY = (
     "site-packages/",
@@ -55,6 +60,7 @@ def quickstart(
     paths: Sequence[str | Path] = (),
     device: str = "auto",
     seed: int | None = None,
+    exportable: bool = False,
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
@@ -63,9 +69,9 @@ def quickstart(
 ) -> TrainOutcome:
     """Trains a model on `paths`, or on the standard library of this Python, for `minutes`.
 
-    `overrides` are ``key=value`` settings that win over those of the quickstart. The defaults are five minutes and seed
-    0; a resumed run keeps its own values and refuses others. ``report.html`` in the run directory `output` shows the
-    result.
+    `overrides` are ``key=value`` settings that win over those of the quickstart; an `exportable` model has no parts
+    that only SheepOp computes. The defaults are five minutes and seed 0; a resumed run keeps its own values and refuses
+    others. ``report.html`` in the run directory `output` shows the result.
     """
     console = console or Console.silent()
     output = Path(output)
@@ -78,6 +84,8 @@ def quickstart(
             "or choose another directory."
         )
     options = _options(output, minutes, paths, device, seed)
+    if exportable:
+        options["model"] = EXPORTABLE
     given = read_settings(None, overrides, base=_defaults(paths, console) if is_new else {}, options=options)
     request = RunRequest(
         given,
@@ -89,28 +97,40 @@ def quickstart(
     )
     if request.settings.data.validation_fraction == 0:
         raise ConfigError("data.validation_fraction = 0: a quickstart scores its model, so some text must be held out.")
-    return train(request, _concluded)
+    compared: list[Baselines] = []
+
+    def compare(task: Task, times: StageTimes) -> None:
+        with times("Comparison"):
+            compared.append(compress_validation(open_corpus(task.config, task.run, console), console))
+
+    def conclude(run: OpenRun, outcome: TrainOutcome) -> TrainOutcome:
+        if not compared:  # the run was resumed
+            compare(run.task, run.times)
+        return replace(outcome, baselines=compared[0], completions=_written(run))
+
+    return train(request, conclude, compare)
 
 
-def render_outcome(outcome: TrainOutcome) -> str:
-    """The samples and scores, for a terminal."""
-    lines = []
+def render_outcome(outcome: TrainOutcome) -> list[tuple[str, str]]:
+    """The samples and scores for a terminal: pieces of text, each with a Rich style, which may be empty."""
+    pieces, rule = [], "-" * min(_RULE_WIDTH, shutil.get_terminal_size().columns)
     for completion in outcome.completions:
-        lines += ["", "-" * 72, completion.prompt + completion.text]
+        pieces += [(f"\n{rule}\n", "dim"), (completion.prompt, "dim"), (f"{completion.text}\n", "bold")]
     baselines = outcome.baselines
     assert isinstance(outcome.scores, TokenScores) and baselines is not None
     bits = {**baselines.named, _OURS: outcome.scores.bits_per_byte}
     prompt = outcome.completions[0].prompt if outcome.completions else None
     width = max(map(len, bits))
-    lines += [
+    pieces += [
+        (f"\n{rule}\n", "dim"),
+        (f"Held-out text, bits per byte (lower is better), {_read(outcome.scores.bytes, baselines.bytes)}:\n", ""),
+    ]
+    for name, value in sorted(bits.items(), key=lambda item: -item[1]):
+        mark, style = (">", "bold green") if name == _OURS else (" ", "")
+        pieces.append((f"{mark} {name:{width}}  {value:.3f}\n", style))
+    lines = [
         "",
-        "-" * 72,
-        f"Held-out text, bits per byte (lower is better), on the same {baselines.bytes:,} bytes:",
-        *(
-            f"{'>' if name == _OURS else ' '} {name:{width}}  {value:.3f}"
-            for name, value in sorted(bits.items(), key=lambda item: -item[1])
-        ),
-        "",
+        *outcome.advice,
         "Time: " + ", ".join(f"{stage.lower()} {seconds:.0f} s" for stage, seconds in outcome.seconds.items()),
         f"Report: {RunDirectory(outcome.run).report}",
         f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}",
@@ -118,7 +138,14 @@ def render_outcome(outcome: TrainOutcome) -> str:
         f"        {typed('score', outcome.run, 'def read(path):')}",
         f"        {typed('ui', outcome.run)}   (looks inside, in the browser)",
     ]
-    return "\n".join(lines)
+    return [*pieces, ("\n".join(lines) + "\n", "")]
+
+
+def _read(scored: int, compressed: int) -> str:
+    """Says on how much text model and compressors are compared; the first token of a text has no prediction."""
+    if scored > _ALL * compressed:
+        return f"on the same {compressed:,} bytes"
+    return f"on {compressed:,} bytes, of which the minutes allowed {scored:,} for this model"
 
 
 def library_paths() -> tuple[list[str], tuple[str, ...]]:
@@ -148,7 +175,10 @@ def _options(
 
 def _defaults(paths: Sequence[str | Path], console: Console) -> dict[str, Any]:
     """The default settings of a new quickstart that the recipe does not choose."""
-    training: dict[str, Any] = {"max_minutes": _MINUTES, "sample_tokens": 48}
+    # Checkpoints are the largest part of a run's directory.
+    training: dict[str, Any] = {
+        "max_minutes": _MINUTES, "sample_tokens": 48, "keep_checkpoints": 1, "keep_milestones": False,
+    }  # fmt: skip
     if paths:
         _require_held_out([str(path) for path in paths])
         console.info(f"Reading {', '.join(map(str, paths))}.")
@@ -169,14 +199,12 @@ def _require_held_out(inputs: Sequence[str]) -> None:
             )
 
 
-def _concluded(run: OpenRun, outcome: TrainOutcome) -> TrainOutcome:
-    """Adds the scores of compressors on the held-out text, and samples, to the outcome."""
-    config, corpus = run.config, open_corpus(run.config, run.directory, run.console)
-    with run.times("Comparison"):
-        baselines = compress_validation(corpus, run.console)
+def _written(run: OpenRun) -> Sequence[Completion]:
+    """What the trained model writes to a few prompts."""
+    config = run.config
     with run.times("Writing"):
         settings = GenerationConfig(max_new_tokens=_SAMPLE_TOKENS, seed=config.seed)
         of_library = LIBRARY_PROMPTS[0] in (config.training.sample_prompts or ())
+        corpus = open_corpus(config, run.directory, run.console)
         prompts = list(LIBRARY_PROMPTS) if of_library else held_out_prompts(corpus)
-        completions = load_generator(run.directory.path, device=config.device).generate(prompts, settings)
-    return replace(outcome, baselines=baselines, completions=completions)
+        return load_generator(run.directory.path, device=config.device).generate(prompts, settings)

@@ -16,7 +16,7 @@ from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import Entry, discover
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model.presets import PRESETS
-from sheepop.report import data_size
+from sheepop.report import data_size, flops
 from sheepop.train import TrainingConfig
 
 ARCHITECTURE: dict[str, Any] = {
@@ -26,6 +26,8 @@ ARCHITECTURE: dict[str, Any] = {
     "bias": False,
     "dropout": 0.0,
 }
+# The settings of a model without parts that only SheepOp computes.
+EXPORTABLE: Mapping[str, Any] = {"ngrams": None, "short_convolution": None}
 # Only for decoders.
 _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
@@ -142,7 +144,15 @@ def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> C
     if found:
         settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
         console.info(f"Chosen for {basis}; give a key to override it: {settings}")
+        if chosen.get("model", {}).keys() & config.model.own_parts.keys():
+            console.info(f"{own_parts_words(config)}: --exportable chooses one that other programs run, too.")
     return Completed(config, found)
+
+
+def own_parts_words(config: SheepOpConfig) -> str | None:
+    """Says that only SheepOp runs this model, and why; None if other programs may."""
+    found = config.model.own_parts.values()
+    return f"Only SheepOp runs this model, for its {' and '.join(found)}" if found else None
 
 
 def _for_text(
@@ -155,7 +165,7 @@ def _for_text(
     passes = _passes(flops_per_second, training, size, num_bytes)
     minutes = training.max_minutes
     budget = "" if minutes is None else f", {minutes:g} {plural(minutes, 'minute')}"
-    machine = f"this machine's {flops_per_second / 1e9:,.0f} GFLOP/s"
+    machine = f"the {flops(flops_per_second)} that are free on this machine"
     basis = f"{data_size(num_bytes)} of text{budget} and {machine}"
     chosen = _choices(size, given, num_bytes, start is not None, passes)
     if start is not None and requested.data.max_length is None and start.max_seq_len > MOST_ROW_TOKENS:

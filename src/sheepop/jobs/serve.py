@@ -7,7 +7,9 @@ import logging
 import os
 import socket
 import ssl
+import sys
 import threading
+import webbrowser
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,11 +55,13 @@ def serve(
     console: Console,
     prompts: Sequence[str] = (),
     room: str | None = None,
+    for_page: bool = False,
 ) -> None:
     """Serves the models in `places` under their names, and the first of them with each adapter under its name.
 
     With the page (`server.ui`), runs can be watched and need no checkpoint yet; its arena draws from `prompts`, and the
-    printed URL leads to the `room` if one is given. SIGTERM and Ctrl-C let open requests finish; SIGHUP reloads the
+    printed URL leads to the `room` if one is given. A server `for_page` alone writes no access log and, on a screen,
+    opens the page in the browser. SIGTERM and Ctrl-C let open requests finish; SIGHUP reloads the
     models. Raises `UsageError` for a port that is taken, or a first model that cannot be loaded.
     """
     runs = (
@@ -68,14 +72,24 @@ def serve(
     with _service(stock, config, runs, prompts, console) as (app, service):
         listener = _listen(config.server)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
+        if for_page:
+            logging.getLogger("sheepop.access").setLevel(logging.WARNING)
         scheme = "https" if config.server.certificate else "http"
         host, port = listener.getsockname()[:2]
         names = ", ".join((*stock.sources, *config.server.aliases))
         console.info(f"Serving {names} at {scheme}://{host}:{port}/v1. Ctrl-C stops.")
         if config.server.ui:
             words, place = ("Look inside", "") if room is None else ("Open the page", f"#room={room}")
-            console.info(f"{words} at {scheme}://{host}:{port}{PAGE}{place}")
+            address = f"{scheme}://{host}:{port}{PAGE}{place}"
+            console.info(f"{words} at {address}")
+            if for_page and console.is_terminal and has_screen():
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         Server(app, service, config.server).run(sockets=[listener])
+
+
+def has_screen() -> bool:
+    """Whether a browser would open a window here; in a text browser the page would not work."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def serve_arena(

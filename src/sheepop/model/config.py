@@ -53,6 +53,12 @@ class ModelConfig(ModelOptions):
             _fill(values, "num_encoder_layers", values.get("num_layers", cls.model_fields["num_layers"].default))
         return values
 
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """The parts that no other program computes: names in words, by the key that leaves each out if it is null."""
+        names = {"ngrams": "n-gram embeddings", "short_convolution": "short convolutions"}
+        return {key: words for key, words in names.items() if getattr(self, key) is not None}
+
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         for problem in problems(self):

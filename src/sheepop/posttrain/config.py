@@ -291,7 +291,8 @@ class TuningConfig(Config):
     join_turns: bool = False
     """Neighbouring turns of one role become one, with an empty line between their texts; `false` refuses them."""
     batch_tokens: int | None = Field(None, ge=1)
-    """Tokens to learn in a step, about, at most a sixteenth of an epoch: it sets `training.global_batch_size` by the
+    """Tokens to learn in a step, about, at most a sixteenth of an epoch and, with `training.max_epochs`, a hundredth of
+    the run: it sets `training.global_batch_size` by the
     mean of the rows; `null` takes that as it is."""
     bad_examples: BadExamples = "refuse"
     """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -28,6 +29,8 @@ _TOP, _BELOW, _RIGHT, _BESIDE, _AXIS_LABEL = 0.4, 0.55, 0.25, 0.7, 0.2
 
 def bare_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches."""
+    # Where the home directory cannot be written, matplotlib says so and goes on with a temporary directory.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -146,13 +146,21 @@ def without_holes(description: dict[str, Any]) -> tuple[dict[str, Any], tuple[st
     return whole, (f"{len(holes):,} ids have no token, {holes[0]} first; they are reserved special tokens now.",)
 
 
-def require_size(possible: int, vocab_size: int) -> None:
-    """Raises `TokenizerError` if training gave fewer tokens (`possible`) than the requested `vocab_size`."""
-    if possible < vocab_size:
-        raise TokenizerError(
+class LittleTextError(TokenizerError):
+    """A text that allows only a vocabulary of `possible` tokens, fewer than were requested."""
+
+    def __init__(self, possible: int, vocab_size: int) -> None:
+        super().__init__(
             f"The vocabulary is larger than the corpus allows: tokenizer.vocab_size is {vocab_size}, and this "
             f"text gives {possible} tokens at most. Set tokenizer.vocab_size={possible} or less, or add text."
         )
+        self.possible = possible
+
+
+def require_size(possible: int, vocab_size: int) -> None:
+    """Raises `LittleTextError` if training gave fewer tokens (`possible`) than the requested `vocab_size`."""
+    if possible < vocab_size:
+        raise LittleTextError(possible, vocab_size)
 
 
 def check_model(model: Mapping[str, Any]) -> None:

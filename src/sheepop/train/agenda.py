@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from sheepop.train.config import ResolvedTraining, TrainingConfig
@@ -39,7 +40,10 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Agenda:
-    """The intervals of a run in steps, None for never. Everything but verification is also due after the last step."""
+    """The intervals of a run in steps, None for never. Everything but verification is also due after the last step.
+
+    Those in `paced` are in steps of the plan, as the milestones are: they follow it when the pace changes.
+    """
 
     pace: Pace
     log_interval: int
@@ -49,6 +53,8 @@ class Agenda:
     verify_interval: int | None = None
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     evaluation_interval: int | None = None
+    paced: frozenset[str] = frozenset()
+    keeps_milestones: bool = True
 
     @classmethod
     def of(
@@ -57,9 +63,16 @@ class Agenda:
         resolved: ResolvedTraining,
         *,
         validates: bool,
+        evaluates: bool = False,
         evaluation_interval: int | None = None,
     ) -> Agenda:
-        """The agenda of a configuration; `validates` is false without held-out text."""
+        """The agenda of a configuration; `validates` is false without held-out text.
+
+        Evaluations without an `evaluation_interval` come with validations.
+        """
+        paced = frozenset[str](config.paced_intervals)
+        if evaluation_interval is None and "eval_interval" in paced:
+            paced |= {"evaluation_interval"}
         return cls(
             resolved.pace,
             config.log_interval,
@@ -68,7 +81,9 @@ class Agenda:
             resolved.checkpoint_interval,
             config.verify_interval,
             EarlyStopping(config.early_stopping, config.early_stopping_delta),
-            evaluation_interval,
+            (evaluation_interval or resolved.eval_interval) if evaluates else None,
+            paced,
+            config.keep_milestones,
         )
 
     @property
@@ -79,7 +94,12 @@ class Agenda:
     @property
     def milestones(self) -> set[int]:
         """The steps whose checkpoints are never deleted."""
-        return {math.ceil(self.pace.planned * share) for share in MILESTONES}
+        place = self.pace.place
+        return {bisect_left(range(self.total_steps), float(kept), key=place) for kept in self._kept_places}
+
+    @property
+    def _kept_places(self) -> tuple[int, ...]:
+        return tuple(math.ceil(self.pace.planned * share) for share in MILESTONES if self.keeps_milestones)
 
     def logs(self, step: int) -> bool:
         """Whether step number `step` (1 for the first) is logged."""
@@ -91,11 +111,13 @@ class Agenda:
 
     def after(self, step: int) -> tuple[str, ...]:
         """The names of the work that is due after a step, in this order."""
+        before, now = self.pace.place(step - 1), self.pace.place(step)
+        is_milestone = any(before < place <= now for place in self._kept_places)
         names = {
-            VALIDATE: self._is_due(self.eval_interval, step),
-            EVALUATE: self._is_due(self.evaluation_interval, step),
-            SAMPLE: self._is_due(self.sample_interval, step),
-            SAVE: self._is_due(self.checkpoint_interval, step) or step in self.milestones,
+            VALIDATE: self._is_due(self.eval_interval, step, "eval_interval"),
+            EVALUATE: self._is_due(self.evaluation_interval, step, "evaluation_interval"),
+            SAMPLE: self._is_due(self.sample_interval, step, "sample_interval"),
+            SAVE: self._is_due(self.checkpoint_interval, step, "checkpoint_interval") or is_milestone,
         }
         return tuple(name for name, due in names.items() if due)
 
@@ -114,5 +136,9 @@ class Agenda:
         """Whether the last step is taken, or early stopping ends the run."""
         return state.step >= self.total_steps or self.early_stopping.is_over(state)
 
-    def _is_due(self, interval: int | None, step: int) -> bool:
-        return interval is not None and (step % interval == 0 or step == self.total_steps)
+    def _is_due(self, interval: int | None, step: int, name: str = "") -> bool:
+        if interval is None or step == self.total_steps:
+            return interval is not None
+        if name not in self.paced:
+            return step % interval == 0
+        return self.pace.place(step) // interval > self.pace.place(step - 1) // interval

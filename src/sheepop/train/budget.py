@@ -18,7 +18,7 @@ import psutil
 from sheepop.core.console import Console
 from sheepop.core.facts import plural
 from sheepop.core.measurements import measurement_key, recall, remember
-from sheepop.core.speed import synchronize
+from sheepop.core.speed import ProcessorTime, processor_share, synchronize
 from sheepop.data import Batches
 from sheepop.model import Transformer
 from sheepop.model.fused import fuses
@@ -37,9 +37,11 @@ _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
 _TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long everything else takes
+_NOTED = 0.02  # a run that takes longer than its minutes by a larger share says so
 _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
+_REPORT_SECONDS = 4.0  # the last samples and the report
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough
@@ -80,21 +82,25 @@ def measure_step(
 
     If `config.compile` is ``auto`` the chosen precision is timed compiled too. The candidates share `seconds`, each
     with two seconds at least, after two untimed steps, the first of which compiles. `shape` identifies all that decides
-    how long a step takes: a result that an earlier start measured for it is used again, None always measures.
+    how long a step takes: a result that an earlier start measured for it is used again, None always measures. What is
+    remembered is the time of a step on a quiet machine, by the share of its processors that this process got.
     """
     precisions, started = candidates(config.precision, device), time.monotonic()
     key = None if shape is None else measurement_key("training step", device, shape)
     known = None if key is None else recall(key, StepTime)
     if known is not None and known.precision in precisions:
+        known = replace(known, seconds=known.seconds / processor_share(device))
         console.info(f"Using {known}, which an earlier start measured for one step.{_how_to_fix(config, known)}")
         return replace(known, measured_in=0.0)
     share = max(_LEAST_MEASURING_SECONDS, seconds / (len(precisions) + (config.compile == "auto")))
 
     timings: list[StepTime] = []
     times: list[list[float]] = []
+    processor = ProcessorTime()
 
     def time_candidates(names: Sequence[str], compiled: bool) -> None:
-        runs = _time_steps(make_model, batches, objective, config, device, names, share, compiled, console)
+        with processor.counted():
+            runs = _time_steps(make_model, batches, objective, config, device, names, share, compiled, console)
         for name, (first, _, *timed) in zip(names, runs, strict=True):
             median = statistics.median(timed)
             timings.append(StepTime(name, median, compiled, compiled_in=first - median if compiled else 0.0))
@@ -107,7 +113,8 @@ def measure_step(
     measured = ", ".join(map(str, timings))
     console.info(f"Measured one step: {measured}. Using {chosen}.{_how_to_fix(config, chosen)}")
     if key is not None:
-        remember(key, chosen)
+        quiet = processor.take() if device == "cpu" else 1.0
+        remember(key, replace(chosen, seconds=chosen.seconds * quiet))
     return replace(chosen, measured_in=time.monotonic() - started)
 
 
@@ -176,7 +183,12 @@ def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | Non
     """The seconds of a budget in minutes that remain for the loop; None without such a budget."""
     if config.max_minutes is None or timing is None:
         return None
-    return max(_TRAINING_SHARE * config.max_minutes * 60, config.max_minutes * 60 - timing.measured_in)
+    return _left(config.max_minutes, timing.measured_in)
+
+
+def _left(minutes: float, used: float) -> float:
+    """The seconds of a budget for training, which are half of it at least."""
+    return max(_TRAINING_SHARE * minutes * 60, minutes * 60 - used)
 
 
 def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq_len: float) -> float:
@@ -185,23 +197,33 @@ def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq
 
 
 def besides_the_loop(
-    config: TrainingConfig, timing: StepTime | None, elapsed: float, held_out: int, seq_len: float, console: Console
+    config: TrainingConfig,
+    timing: StepTime | None,
+    elapsed: float,
+    held_out: int,
+    seq_len: float,
+    console: Console,
 ) -> tuple[StepTime | None, int | None]:
     """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
 
-    These are `elapsed` seconds so far, and the score of all `held_out` tokens (None), or of as many as a fifth of the
-    minutes allow.
+    These are `elapsed` seconds so far, some for the report, and the score of all `held_out` tokens (None), or of as
+    many as a fifth of the minutes allow. A line says how long the run takes, also if that is longer than asked for
+    because training gets half of the minutes at least.
     """
     if timing is None or config.max_minutes is None:
         return timing, None
     seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
+    minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS
+    training = _left(minutes, elapsed + after)
+    total = elapsed + training + after
+    longer = "" if total <= (1 + _NOTED) * 60 * minutes else f", so the run takes about {total:,.0f} s in all"
     console.info(
-        f"Of {config.max_minutes:g} {plural(config.max_minutes, 'minute')}, {elapsed:,.0f} s were used to prepare the "
-        f"run, and the score at the end needs about {min(seconds, most):,.0f} s{part}."
+        f"Of {minutes:g} {plural(minutes, 'minute')}, {elapsed:,.0f} s were used to prepare the run, training has "
+        f"{training:,.0f} s, and the score and the report need about {after:,.0f} s{part}{longer}."
     )
-    return replace(timing, measured_in=elapsed + min(seconds, most)), scored
+    return replace(timing, measured_in=elapsed + after), scored
 
 
 def most_steps(config: TrainingConfig, num_samples: int, seq_len: float) -> int | None:
@@ -238,7 +260,12 @@ def resolve_training(
         limits.append(fitting)
     steps = min([limit for limit in limits if limit is not None], default=config.batch_sizes().steps_to(num_samples))
     settings = optimizer_settings(config)
-    tenth, fifth = max(1, round(steps / 10)), max(1, round(steps / 5))
+    derived = {
+        "eval_interval": max(1, round(steps / validations)),
+        "sample_interval": max(1, round(steps / 5)),
+        "checkpoint_interval": max(1, round(steps / 10)),
+    }
+    open_intervals = {name: steps for name, steps in derived.items() if getattr(config, name) is None}
     return config.replace(
         max_steps=steps,
         max_epochs=None,
@@ -252,9 +279,8 @@ def resolve_training(
         eps=settings.eps,
         momentum=settings.momentum,
         micro_batch_size=config.micro_batch_size or config.global_batch_size,
-        eval_interval=config.eval_interval or max(1, round(steps / validations)),
-        sample_interval=config.sample_interval or fifth,
-        checkpoint_interval=config.checkpoint_interval or tenth,
+        **open_intervals,
+        paced_intervals=config.paced_intervals if config.max_minutes is None else tuple(open_intervals),
     )
 
 

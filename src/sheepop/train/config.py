@@ -30,6 +30,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 SchedulePoint = tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]]
 _LEAST_EPS = 2.0**-126  # the least normal float32: the optimizers' sums are float32, in which less may count as 0
 SinkName = Literal["tensorboard", "wandb", "mlflow"]
+IntervalName = Literal["eval_interval", "sample_interval", "checkpoint_interval"]
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,13 @@ class TrainingConfig(Config):
     """Tokens of a sample; its seed follows from the step, its other settings from `generation`."""
     checkpoint_interval: MayChange[Count | None] = None
     """Steps between two checkpoints; `null` means a tenth of the steps."""
+    paced_intervals: MayChange[tuple[IntervalName, ...]] = ()
+    """Intervals in steps of the plan, which follow it when `pace` changes the number of steps. A run with `max_minutes`
+    writes those that it derived."""
     keep_checkpoints: MayChange[Count] = 3
-    """Number of newest checkpoints to keep, in addition to the best and those at 10, 25 and 50 percent."""
+    """Number of newest checkpoints to keep, in addition to the best and the milestones."""
+    keep_milestones: MayChange[bool] = True
+    """Also save and keep checkpoints at the milestones, 10, 25 and 50 percent of the plan."""
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
     """How a run treats a step whose loss or gradient cannot be right."""
     verify_interval: MayChange[Count | None] = None

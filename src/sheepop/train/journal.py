@@ -29,8 +29,8 @@ def is_verification(row: Mapping[str, Any]) -> bool:
 class Throughput:
     """Training speed: tokens and operations of steps per second since the last `take`, without time for other work.
 
-    `flops_of` gives the operations of a step. `peak_flops` is the measured peak of the machine in FLOP/s,
-    `nominal_flops` that of its data sheet, or None if it is unknown.
+    `flops_of` gives the operations of a step. `peak_flops` is the measured peak of the machine in FLOP/s, raised to
+    what steps reach; `nominal_flops` is that of its data sheet, or None if it is unknown.
     """
 
     _since: float
@@ -71,6 +71,7 @@ class Throughput:
         now = self._clock()
         seconds = max(now - self._since, 1e-9)
         flops = self._flops / seconds
+        self.peak_flops = max(flops, self.peak_flops)  # which was then measured on a busy machine
         rates = {"tokens_per_second": self._tokens / seconds, "mfu": flops / self.peak_flops}
         if self.nominal_flops is not None:
             rates["mfu_nominal"] = flops / self.nominal_flops
@@ -148,8 +149,7 @@ class Journal:
             best=state.best,
             is_sampled=self._is_sampled,
         )
-        if not self._console.is_live:
-            self._console.info(f"Terms: {'; '.join(LEGEND)}")
+        self._console.info(f"Terms: {LEGEND}")
 
     def recorded(self, state: TrainingState) -> TrainingState:
         """`state` with the run's seconds and the lengths of its logs, as a checkpoint needs them."""
@@ -170,12 +170,10 @@ class Journal:
         self.throughput.count(prepared)
         self._progress.advance()
 
-    def paced(self, before: int, now: int) -> None:
-        """Reports that the run takes `now` steps in total instead of `before`."""
-        self._view.total_steps = now
-        self._progress.resize(now)
-        pace = "Slower" if now < before else "Faster"
-        self._console.info(f"{pace} than planned: {now:,} steps instead of {before:,}.")
+    def paced(self, total_steps: int) -> None:
+        """Shows that the run takes `total_steps` now."""
+        self._view.total_steps = total_steps
+        self._progress.resize(total_steps)
 
     def moved(self, steps: int) -> None:
         """Moves the progress bar by `steps`; negative after a rewind."""
@@ -193,6 +191,7 @@ class Journal:
         """Writes the metrics of the last step, with those in `measured`, and the texts that it learnt from."""
         scale = state.loss_scale
         rates = self.throughput.take()
+        self._view.peak_flops = self.throughput.peak_flops
         self._write(
             state,
             split="train",

@@ -18,10 +18,10 @@ from sheepop.report import MISSING, data_size, duration, flops, scored, shown
 
 # The score shown with the loss of a validation: the first of these that it has.
 _SCORES = ("bits_per_byte", "reward", "accuracy")
-# Two lines, because a panel cuts longer ones.
+# Printed once, above a panel, which would cut it.
 LEGEND = (
-    "loss: surprise per token; perplexity: number of equally likely tokens; bits per byte: surprise per byte",
-    "learning rate: size of a step; gradient norm: pull on the weights; MFU: share of the peak; docs/glossary.md",
+    "loss: surprise per token; perplexity: number of equally likely tokens; bits per byte: surprise per byte; "
+    "learning rate: size of a step; gradient norm: pull on the weights; MFU: share of the peak; docs/glossary.md"
 )
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
@@ -97,7 +97,6 @@ class LiveView:
             Fact("Time left", duration(self._seconds_left(step))),
             Fact("Loss so far", curve(self._losses, _CURVE_WIDTH), wide=True),
             Fact("MFU", self._shares(row), wide=True),
-            *(Fact(label, words, wide=True) for label, words in zip(("Terms", "More"), LEGEND, strict=True)),
         ]
         if self._validation:
             facts.append(Fact("Held out", self._scores(), wide=True))

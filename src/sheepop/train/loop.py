@@ -16,6 +16,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, SheepOpError, StorageError, TrainingError, first_few
 from sheepop.core.interrupts import Interruption, StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
+from sheepop.core.speed import ProcessorTime
 from sheepop.model import Transformer
 from sheepop.train.agenda import EVALUATE, SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
@@ -61,6 +62,7 @@ class Trainer:
     _prefetch: Prefetch[PreparedStep] = field(init=False, repr=False)  # while `run` runs
     _saved: TrainingState | None = field(default=None, init=False)  # that of the newest checkpoint
     _is_whole: bool = field(default=True, init=False)  # whether weights, optimizer and state belong to one step
+    processor: ProcessorTime = field(default_factory=ProcessorTime, init=False)  # of the steps
     _ending: float = field(default=0.0, init=False)  # seconds of the last validation and the work due with it
 
     @property
@@ -109,12 +111,13 @@ class Trainer:
         scale = state.loss_scale
         with self._abandoned_on_signal():
             prepared = self._prefetch.take(state.batch_number)
-            gradients = self.runner.gradients(
-                prepared,
-                loss_scale=scale.scale if scale else 1.0,
-                before_forward=lambda number: seed_torch(self.seed, "dropout", state.step, number),
-                verified=self.agenda.verifies(state.step + 1),
-            )
+            with self.processor.counted():
+                gradients = self.runner.gradients(
+                    prepared,
+                    loss_scale=scale.scale if scale else 1.0,
+                    before_forward=lambda number: seed_torch(self.seed, "dropout", state.step, number),
+                    verified=self.agenda.verifies(state.step + 1),
+                )
         if gradients.differences:
             self.journal.corrupted(state, gradients.differences)  # not above: an abandoned step is taken again
         limits = Limits.of(state.window, self.trouble)
@@ -217,7 +220,7 @@ class Trainer:
         )
         if pace is not None:
             self.deadline.record(pace)
-            self.journal.paced(self.agenda.total_steps, pace.total_steps)
+            self.journal.paced(pace.total_steps)
             self.agenda = replace(self.agenda, pace=pace)
 
     def _validate(self, rest: tuple[str, ...]) -> None:
@@ -333,8 +336,8 @@ class Trainer:
                 self.console.warn(f"Everything up to step {self.state.step:,} is saved.")
 
     def _report_early_end(self) -> None:
-        """Raises `Interrupted` after a signal; prints a line about a run that stopped early."""
-        step, total = self.state.step, self.agenda.total_steps
+        """Raises `Interrupted` after a signal; prints a line about a run of other steps than planned."""
+        step, total, planned = self.state.step, self.agenda.total_steps, self.agenda.pace.planned
         if self._interruption.signal_number is not None:
             raise Interrupted(
                 f"Stopped after step {step:,} of {total:,}; everything is saved in {self.checkpointer.run.path}.",
@@ -345,3 +348,5 @@ class Trainer:
                 f"Stopped early after step {step:,} of {total:,}: "
                 f"the loss did not improve in {self.state.stale_validations} validations in a row."
             )
+        elif total != planned:
+            self.console.info(f"{'Slower' if total < planned else 'Faster'} than planned: {total:,} steps.")

@@ -320,8 +320,6 @@ def test_a_family_that_expresses_a_configuration_has_a_place_for_every_tensor(co
         ({"attention_scale": 0.3, "qk_norm": "width"}, r"llama: .*attention_scale \(0.3 here, 0.35"),
         ({"experts": {"count": 4, "scores": "sigmoid"}}, r"mixtral: experts.scores \(sigmoid here, softmax there\)"),
         ({"experts": {"count": 4, "shared": 1}}, r"mixtral: experts.shared \(1 here, 0 there\)"),
-        ({"ngrams": {"rows": 9}}, r"(?s)llama: ngrams.*train with model\.ngrams=null\."),
-        ({"short_convolution": 3}, r"(?s)short_convolution \(3 here, none there\).*model\.short_convolution=null\."),
         ({"initialization": "mup", "mup_base_d_model": 16, "qk_norm": "head"}, r"llama: .*logit_scale \(0.5 here, 1.0"),
     ],
 )
@@ -329,6 +327,22 @@ def test_what_no_family_expresses_is_refused_with_the_key_that_stands_in_the_way
     with pytest.raises(CheckpointError, match=reason) as caught:
         choose_family(llama(**changes))
     assert all(f"\n  {name}: " in str(caught.value) for name in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts", "settings"),
+    [
+        ({"ngrams": {"rows": 9}}, "no n-gram embeddings", "model.ngrams=null"),
+        ({"short_convolution": 3}, "no short convolutions", "model.short_convolution=null"),
+    ],
+)
+def test_what_only_we_compute_is_refused_in_a_line(changes: dict[str, Any], parts: str, settings: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        choose_family(llama(**changes))
+    assert str(caught.value) == (
+        f"transformers has {parts}. For a model that other programs can run, train with --exportable, which means "
+        f"{settings}."
+    )
 
 
 def llama(**changes: Any) -> ModelConfig:

@@ -17,7 +17,7 @@ from sheepop.checkpoint.exchange.families import (
     opt,
 )
 from sheepop.checkpoint.exchange.family import Family
-from sheepop.checkpoint.expected_tensors import export_advice
+from sheepop.checkpoint.expected_tensors import refuse_own_parts
 from sheepop.checkpoint.mapping import score_scale
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.model.config import ModelConfig
@@ -129,6 +129,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
 
     Raises `CheckpointError` if there is none, with the keys that each family cannot express.
     """
+    refuse_own_parts(config, "transformers")
     reasons: dict[str, list[str]] = {}
     for family in sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred):
         reasons[family.model_type] = obstacles(family, config)
@@ -136,9 +137,7 @@ def choose_family(config: ModelConfig, preferred: str | None = None) -> Family:
             return family
     nearest = sorted(reasons.items(), key=lambda entry: len(entry[1]))
     lines = "\n".join(f"  {name}: {first_few(found, 4)}" for name, found in nearest)
-    raise CheckpointError(
-        f"No model family of transformers can express this model. The obstacles:\n{lines}{export_advice(config)}"
-    )
+    raise CheckpointError(f"No model family of transformers can express this model. The obstacles:\n{lines}")
 
 
 def obstacles(family: Family, config: ModelConfig) -> list[str]:

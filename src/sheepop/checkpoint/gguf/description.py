@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.expected_tensors import export_advice
+from sheepop.checkpoint.expected_tensors import refuse_own_parts
 from sheepop.checkpoint.gguf.architectures import Architecture
 from sheepop.checkpoint.gguf.container import Container
 from sheepop.checkpoint.gguf.hybrid import ARCHITECTURES
@@ -31,6 +31,7 @@ def choose_architecture(config: ModelConfig, preferred: str | None = None) -> Ar
 
     Raises `CheckpointError` with the reasons if none does.
     """
+    refuse_own_parts(config, "llama.cpp")
     refusals: dict[str, list[str]] = {}
     for candidate in sorted(ARCHITECTURES.values(), key=lambda architecture: architecture.name != preferred):
         refusals[candidate.name] = list(candidate.refusals(config))
@@ -38,9 +39,7 @@ def choose_architecture(config: ModelConfig, preferred: str | None = None) -> Ar
             return candidate
     nearest_first = sorted(refusals.items(), key=lambda item: len(item[1]))
     reasons = "\n".join(f"  {name}: {'; '.join(reasons)}" for name, reasons in nearest_first)
-    raise CheckpointError(
-        f"llama.cpp has no architecture that computes the same as this model:\n{reasons}{export_advice(config)}"
-    )
+    raise CheckpointError(f"llama.cpp has no architecture that computes the same as this model:\n{reasons}")
 
 
 def config_metadata(architecture: Architecture, config: ModelConfig) -> dict[str, Value]:

@@ -45,6 +45,7 @@ class BuildRequest:
     tokenizer_config: TokenizerConfig
     seed: int
     query: Query | None
+    shrinks: bool = False  # whether a text that is too short for the vocabulary size gets a smaller one
 
     def settings(self, given: Tokenizer | None) -> dict[str, Any]:
         """All settings that determine the result, as JSON; `given` is the configured tokenizer, if any."""
@@ -52,6 +53,7 @@ class BuildRequest:
             "format_version": FORMAT_VERSION,
             "data": self.config.model_dump(mode="json", exclude=_NOT_IN_RESULT),
             "tokenizer": self.tokenizer_config.model_dump(mode="json", exclude={"path"}),
+            **({"shrinks": True} if self.shrinks else {}),
             "given_tokenizer": given.fingerprint() if given is not None else None,
             "seed": self.seed,
             "query": repr(self.query),
@@ -176,15 +178,7 @@ class BuildRecord:
 
     @cached_property
     def _files(self) -> dict[str, Any]:
-        source = _in_order(self.account["source"])
-        return {
-            "found": self.inventory.files,
-            "read": source["read"],
-            "skipped": dict(sorted((self.inventory.skipped + Counter(source["skipped"])).items())),
-            "folders_skipped": dict(sorted(self.inventory.folders_skipped.items())),
-            "refused_parts": source["refused"],
-            "encodings": source["encodings"],
-        }
+        return counts_of_files(self.inventory, self.account)
 
     @cached_property
     def _documents(self) -> dict[str, Any]:
@@ -230,6 +224,19 @@ class BuildRecord:
         for name, split in self.tokens["splits"].items():
             assert split["documents"] == splits[name]["occurrences"]
             assert split["bytes"] == splits[name]["occurring_bytes"]
+
+
+def counts_of_files(inventory: Inventory, account: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found and read, and what was left out, by reason."""
+    source = _in_order(account.get("source") or SourceAccount().as_record())
+    return {
+        "found": inventory.files,
+        "read": source["read"],
+        "skipped": dict(sorted((inventory.skipped + Counter(source["skipped"])).items())),
+        "folders_skipped": dict(sorted(inventory.folders_skipped.items())),
+        "refused_parts": source["refused"],
+        "encodings": source["encodings"],
+    }
 
 
 def nothing_to_read(config: DataConfig, inventory: Inventory, account: Mapping[str, Any]) -> str:

@@ -78,8 +78,6 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
     state = _restored(run, parts.checkpointer, fresh) if run.resumes else fresh
     _announce(run, parts.model, state)
     _keep_layout(run, parts.optimizers, layout)
-    # By default evaluations come with validations, or else with checkpoints.
-    interval = config.evaluation.interval or settings.eval_interval or settings.checkpoint_interval
     held_out = run.task.held_out()
     validate: Callable[[], Scores] | None = None
     if held_out is not None:
@@ -103,7 +101,8 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
                 training,
                 settings,
                 validates=validate is not None,
-                evaluation_interval=interval if evaluate else None,
+                evaluates=evaluate is not None,
+                evaluation_interval=config.evaluation.interval,
             ),
             schedule=Schedule(
                 training.schedule,

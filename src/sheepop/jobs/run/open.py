@@ -107,9 +107,10 @@ def find_start(request: RunRequest) -> Start:
     return Start(stored, requested, config)
 
 
-def open_run(request: RunRequest) -> OpenRun:
+def open_run(request: RunRequest, prepare: Callable[[Task, StageTimes], None] = lambda task, times: None) -> OpenRun:
     """Opens the run that was requested, under its lock; other ranks open what the first one has prepared.
 
+    For a new run `prepare` may do more with its data, before the rest of a budget in minutes is planned.
     Raises `ConfigError`, `UsageError`, `DataError` or `CheckpointError` for a run that cannot be started or resumed.
     """
     ranks = request.ranks
@@ -122,7 +123,7 @@ def open_run(request: RunRequest) -> OpenRun:
             run = _resumed(request, start.stored, start, device)
         elif ranks.is_first:
             with interrupts_advise(f"No step was taken and nothing was left in {request.path}. Run the command again."):
-                run = _new(request, device)
+                run = _new(request, device, prepare)
     resumes = ranks.told(start.stored is not None)
     with ranks.together():
         return run or _followed(request, device, resumes=resumes)
@@ -142,9 +143,9 @@ def task_of(config: SheepOpConfig, run: RunDirectory, console: Console, origin: 
     return kinds[config.tuning.method]()(config, run, console, origin)
 
 
-def _new(request: RunRequest, device: str) -> OpenRun:
+def _new(request: RunRequest, device: str, prepare: Callable[[Task, StageTimes], None]) -> OpenRun:
     """A new run, with all that is derived or measured before its first step."""
-    path, console, times = request.path, request.console, StageTimes()
+    path, console, times = request.path, request.console, StageTimes(request.began)
     if request.fork is not None:
         resolve_model_directory(request.fork, console)  # which fetches a published model
     replaces = request.replaces or request.resumes
@@ -158,6 +159,7 @@ def _new(request: RunRequest, device: str) -> OpenRun:
     with RunDirectory.starting(path, overwrite=replaces, reading=inputs) as directory:
         with times(task.stage):
             task = task.prepared(request.given, request.ranks.size)
+        prepare(task, times)
         with times("Measuring"):
             task = task.settled()
             is_open = task.config.training.micro_batch_size is None
@@ -280,6 +282,8 @@ def with_changes(stored: StoredRun, given: Mapping[str, Any], path: Path) -> tup
         changed["training.checkpointed_blocks"] = after["training.checkpointed_blocks"]
     if "training.max_steps" in changed:  # which was made from the former steps
         changed["training.pace"] = []
+    paced = stored.config.training.paced_intervals
+    changed["training.paced_intervals"] = [name for name in paced if f"training.{name}" not in changed]
     tree = stored.config.model_dump(mode="json")
     for key, value in changed.items():
         *parents, leaf = key.split(".")

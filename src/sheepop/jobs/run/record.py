@@ -21,6 +21,7 @@ from sheepop.checkpoint.model_kind import BASE
 from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
 from sheepop.core.errors import CheckpointError, SheepOpError
+from sheepop.core.facts import counted
 from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.core.json_lines import Rows
 from sheepop.core.machine import describe_machine
@@ -31,6 +32,8 @@ from sheepop.data import is_corpus
 from sheepop.jobs.config import SheepOpConfig, stored_config, with_current_keys
 from sheepop.report import number, shown
 
+_RISEN = 0.01  # a held-out loss that rose by a larger share shows that the model overfits
+_QUIET = 0.9  # a run that gets a larger share of its processors had the machine for itself
 LAYOUT = "layout.png"  # among the plots of a run
 # The first line, a comment; older runs do not have it.
 _SEAL = "# Written by the run; checksum of what follows: "
@@ -80,6 +83,7 @@ class RunRecord:
     plugins: list[Plugin] = field(default_factory=list)
     resumed: list[dict[str, Any]] = field(default_factory=list)
     layout: str | None = None  # the layout over several ranks, in words, of the last start
+    processor_share: float | None = None  # of the processors, that the steps of the last session on a CPU got
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -112,6 +116,21 @@ class RunRecord:
         """A unique name of the run, which stays the same if the run is resumed or moved."""
         what = f"{self.started} {self.corpus_fingerprint} {self.tokenizer_fingerprint} {self.seed}"
         return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
+
+    def advice(self, metrics: Rows) -> list[str]:
+        """What to know of a run with these rows of metrics: that the machine was busy, that the model memorised."""
+        steps = int(number(metrics.last("train").get("step")) or 0)
+        return [words for words in (self._busy_words(steps), _overfitting_words(metrics)) if words is not None]
+
+    def _busy_words(self, steps: int) -> str | None:
+        """What other programs cost the last session, which ended after `steps`; None if they cost little."""
+        share = self.processor_share
+        if share is None or share > _QUIET:
+            return None
+        cost = f"took about {1 / share:.1f} times as long as alone"
+        if self.deadline is not None:
+            cost = f"took {counted(steps, 'step')}; alone it would have taken about {steps / share:,.0f}"
+        return f"Other programs kept this machine busy: training got {share:.0%} of the processor time and {cost}."
 
     def write(self, run: RunDirectory) -> None:
         """Writes ``environment.json`` into the run."""
@@ -252,6 +271,20 @@ def first_scores(metrics: Rows) -> dict[str, Any]:
     return next((row for row in metrics.rows if row.get("split") == "validation" and row.get("step") == 0), {})
 
 
+def _overfitting_words(metrics: Rows) -> str | None:
+    """Advice if the last held-out loss is clearly above the lowest one; None otherwise."""
+    rows = [row for row in metrics.rows if row.get("split") == "validation"]
+    losses = [loss for row in rows if (loss := number(row.get("loss"))) is not None]
+    if not losses or len(losses) < len(rows) or losses[-1] <= (1 + _RISEN) * min(losses):
+        return None
+    best = rows[losses.index(min(losses))].get("step")
+    return (
+        f"The held-out loss was lowest at step {shown(best)} ({min(losses):.3f}) and then rose to {losses[-1]:.3f}: "
+        "the model began to learn its training text by heart. The best checkpoint counts. More text helps most, "
+        "or else a smaller model, model.dropout=0.1, or fewer steps (training.early_stopping=3 ends the run in time)."
+    )
+
+
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:
     """Whether early stopping ended the run."""
     patience, steps = config.training.early_stopping, run.steps()
@@ -295,15 +328,18 @@ def _compute(device: str) -> dict[str, Any]:
 
 
 class StageTimes:
-    """Seconds by stage, in the order the stages began; a stage that is entered twice adds up."""
+    """Seconds by stage, in the order the stages began; a stage that is entered twice adds up.
 
-    def __init__(self) -> None:
+    `started` is the reading of the monotonic clock when the run was requested, by default now.
+    """
+
+    def __init__(self, started: float | None = None) -> None:
         self.seconds: dict[str, float] = {}
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
 
     @property
     def elapsed(self) -> float:
-        """The seconds since this object was made."""
+        """The seconds since the run was requested."""
         return time.monotonic() - self._started
 
     @contextmanager

@@ -113,9 +113,9 @@ def write_run_report(
         f"Training run {run.path.resolve().name}",
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
-    _add_overview(page, found)
+    _add_overview(page, found, record)
     _add_first_picture(page, found)
-    _add_scores(page, found, baselines)
+    _add_scores(page, found, record, baselines)
     _add_completions(page, completions)
     _add_curves(page, found, baselines)
     _add_training_samples(page, found)
@@ -178,7 +178,7 @@ class _Found:
         return self.config is not None and self.config.training.eval_tokens is not None
 
 
-def _add_overview(page: Page, found: _Found) -> None:
+def _add_overview(page: Page, found: _Found, record: RunRecord) -> None:
     run, config, scores = found.run, found.config, found.scores
     last, validation = found.metrics.last("train"), found.metrics.last("validation")
     steps = max([*run.steps(), int(number(last.get("step")) or 0)])
@@ -210,6 +210,8 @@ def _add_overview(page: Page, found: _Found) -> None:
             "Best checkpoint": _step_words(run.pointer("best")),
         }
     )
+    for words in record.advice(found.metrics):
+        page.add_text(words)
     _add_note(page, found.metrics, run.metrics_file.name)
 
 
@@ -225,13 +227,15 @@ def _add_first_picture(page: Page, found: _Found) -> None:
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
 
 
-def _add_scores(page: Page, found: _Found, baselines: Baselines | None) -> None:
+def _add_scores(page: Page, found: _Found, record: RunRecord, baselines: Baselines | None) -> None:
     page.add_section("Held out")
     config, scores, row = found.config, found.scores, found.metrics.last("validation")
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
-        page.add_text(f"The best checkpoint, scored on all that was held out from training.{_context(config)}")
+        most = None if record.deadline is None else record.deadline.scored_tokens
+        part = "all" if most is None else "as much as the minutes allowed of all"
+        page.add_text(f"The best checkpoint, scored on {part} that was held out from training.{_context(config)}")
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
@@ -246,12 +250,15 @@ def _add_scores(page: Page, found: _Found, baselines: Baselines | None) -> None:
         labels = {**labels, "loss": "Loss", "accuracy": "In the right order", "tokens": "Tokens written"}
     page.add_facts([(label, _score(key, values[key])) for key, label in labels.items() if key in values])
     if baselines is not None:
-        bits = {**baselines.named, "this model": number(values.get("bits_per_byte"))}
+        bits = {**baselines.named, "▸ this model": number(values.get("bits_per_byte"))}
         page.add_table(
             ["Predictor", "Bits per byte"],
-            [(name, _score("bits_per_byte", value)) for name, value in bits.items()],
-            caption=f"Lower is better. The compressors read all {baselines.bytes:,} held-out bytes, the first one "
-            f"after {baselines.training_bytes:,} bytes of the training text.",
+            [
+                (name, _score("bits_per_byte", value))
+                for name, value in sorted(bits.items(), key=lambda item: -(item[1] or 0.0))
+            ],
+            caption=f"Lower is better. The compressors read all {baselines.bytes:,} held-out bytes, one of them after "
+            f"{baselines.training_bytes:,} bytes of the training text.",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,7 +29,8 @@ class RunRequest:
     `given` is the tree of settings as the user gave it; the recipe chooses the others if `uses_recipe`. With `resume`
     a run in the directory is resumed; if there is none, a new one starts, unless `must_resume`. A new run starts from
     the model `fork`, if one is given. `command` is the command line, None if a program made the request, and
-    `resume_with` the command that resumes the run, by default ``sheepop train --resume PATH``.
+    `resume_with` the command that resumes the run, by default ``sheepop train --resume PATH``. A budget in minutes
+    counts from `began`, a reading of the monotonic clock.
     """
 
     given: Mapping[str, Any]
@@ -42,6 +44,7 @@ class RunRequest:
     uses_recipe: bool = True
     ranks: Ranks = ALONE
     console: Console = field(default_factory=Console.silent)
+    began: float = field(default_factory=time.monotonic)
     plugins: Sequence[Plugin] = field(default_factory=loaded_plugins)
 
     @classmethod

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sheepop.generate import Completion
     from sheepop.jobs.baselines import Baselines
     from sheepop.jobs.run.open import OpenRun
+    from sheepop.jobs.run.record import StageTimes
+    from sheepop.jobs.task import Task
     from sheepop.train import Scores
 
 
@@ -39,6 +41,7 @@ class TrainOutcome:
     baselines: Baselines | None = None
     completions: Sequence[Completion] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
+    advice: Sequence[str] = ()  # what to know of the run, in sentences
 
     @property
     def report(self) -> Path:
@@ -46,20 +49,23 @@ class TrainOutcome:
         return RunDirectory(self.run).report
 
     def to_dict(self) -> dict[str, Any]:
-        """The run, its scores, baselines, samples and times as plain data."""
-        names = ("scores", "baselines", "completions", "seconds")
+        """The run, its scores, baselines, samples, times and advice as plain data."""
+        names = ("scores", "baselines", "completions", "seconds", "advice")
         found = asdict(self)
         return {"run": str(self.run), **{name: found[name] for name in names}}
 
 
 def train(
-    request: RunRequest, conclude: Callable[[OpenRun, TrainOutcome], TrainOutcome] = lambda run, outcome: outcome
+    request: RunRequest,
+    conclude: Callable[[OpenRun, TrainOutcome], TrainOutcome] = lambda run, outcome: outcome,
+    prepare: Callable[[Task, StageTimes], None] = lambda task, times: None,
 ) -> TrainOutcome:
     """Trains the requested run, from its data to its report, and returns its scores.
 
-    A resumed run continues exactly from its last good checkpoint. `conclude` may add to the outcome before the report
-    is written. A run that fails gets a report, too, unless the disk refuses writes. Raises `Interrupted` after a
-    signal, with everything saved, and `CheckpointError` if another process works on the run.
+    A resumed run continues exactly from its last good checkpoint. `prepare` may do more with the data of a new run, and
+    `conclude` may add to the outcome before the report is written. A run that fails gets a report, too, unless the disk
+    refuses writes. Raises `Interrupted` after a signal, with everything saved, and `CheckpointError` if another process
+    works on the run.
     """
     request.check()
     if request.ranks.is_first and not request.resumes:
@@ -72,10 +78,12 @@ def train(
     from sheepop.jobs.run.open import open_run
 
     with _locked(request), interrupts_advise(f"Resume with: {request.resume_command}"):
-        run = open_run(request)
+        run = open_run(request, prepare)
         try:
             with run.times("Training"), build_trainer(run) as trainer:
                 trainer.run()
+            if run.device == "cpu" and not request.ranks.are_several:
+                run.record = replace(run.record, processor_share=trainer.processor.take())
             outcome = _scored(run, trainer.agenda.total_steps)
             if request.ranks.is_first:
                 outcome = conclude(run, outcome)
@@ -108,10 +116,12 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
+        from sheepop.jobs.recipe import own_parts_words
         from sheepop.jobs.run.record import first_scores
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
+        metrics = read_json_lines(run.directory.metrics_file)
         outcome = TrainOutcome(
             path,
             last,
@@ -119,6 +129,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             int(provenance["step"]),
             ended_early=last < total_steps,
             try_out=run.task.try_out(),
+            advice=[*run.record.advice(metrics), *([f"{only}."] if (only := own_parts_words(run.config)) else [])],
         )
         held_out = run.task.held_out()
         if held_out is None or not run.request.ranks.is_first:
@@ -128,10 +139,10 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             most = None if run.record.deadline is None else run.record.deadline.scored_tokens
             scores = run.task.score(model, held_out, run.device, max_tokens=most, on_batch=progress.advance)
         # The score is the last row of the metrics; more steps will replace it.
-        with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as metrics:
-            metrics.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
-            metrics.sync()
-        return replace(outcome, scores=scores, before=first_scores(read_json_lines(run.directory.metrics_file)))
+        with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as log:
+            log.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
+            log.sync()
+        return replace(outcome, scores=scores, before=first_scores(metrics))
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:

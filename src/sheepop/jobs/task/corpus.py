@@ -61,6 +61,10 @@ class CorpusTask(Task):
             origin.require_floats()
             config = origin.inherit(requested, given)
         task = self.with_config(fit_data_to_architecture(config, requested))
+        sizes = given.get("tokenizer")  # the recipe's size may be more than a short text allows
+        task.corpus = open_corpus(
+            task.config, task.run, task.console, shrinks=not isinstance(sizes, Mapping) or "vocab_size" not in sizes
+        )
         refuse_ignored_settings(requested, task.corpus)
         require_fitting_corpus(task.config, task.corpus)
         if origin is not None:

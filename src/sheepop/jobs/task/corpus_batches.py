@@ -36,8 +36,11 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 
-def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> Corpus:
-    """Opens the corpus of `data.paths` if it is a corpus directory; otherwise builds it into the run, once."""
+def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console, *, shrinks: bool = False) -> Corpus:
+    """Opens the corpus of `data.paths` if it is a corpus directory; otherwise builds it into the run, once.
+
+    With `shrinks` a short text gets a smaller vocabulary.
+    """
     paths = config.data.paths
     if not paths:
         raise ConfigError("data.paths is empty: name a file, a folder or a corpus directory with --data PATH.")
@@ -54,7 +57,7 @@ def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console) -> C
         return corpus
     if is_corpus(run.corpus):
         return Corpus.open(run.corpus)
-    return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console)
+    return build_corpus(config.data, config.tokenizer, run.corpus, seed=config.seed, console=console, shrinks=shrinks)
 
 
 def reads_pairs(config: SheepOpConfig) -> bool:

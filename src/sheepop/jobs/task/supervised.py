@@ -12,15 +12,15 @@ import torch
 from sheepop.checkpoint import load_model
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import ConfigError
-from sheepop.core.facts import counted
+from sheepop.core.facts import counted, plural
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.interface import with_training
 from sheepop.model import Transformer
 from sheepop.posttrain.supervised import Distillation, NoisyEmbeddings
 from sheepop.train.objective import Objective, with_experts
 
-# A step learns at most this part of an epoch, if its size is chosen by tokens.
-_LEAST_STEPS = 16
+# A step whose size is chosen by tokens learns at most such a part of an epoch, and of the whole run.
+_LEAST_STEPS, _LEAST_IN_ALL = 16, 100
 
 
 class SupervisedTask(ExampleTask):
@@ -57,8 +57,18 @@ class SupervisedTask(ExampleTask):
             raise ConfigError(f"training.{named[0]} and tuning.batch_tokens both say how large a step is. Give one.")
         learnt, count = self.store.train.num_supervised, self.rows(self.store.train).num_samples
         unit = math.lcm(num_ranks, training.micro_batch_size or 1)
-        rows = max(1, round(min(wanted, learnt / _LEAST_STEPS) * count / learnt / unit)) * unit
+        epochs = training.max_epochs or 1
+        parts = max(_LEAST_STEPS, _LEAST_IN_ALL / epochs) if training.max_epochs else _LEAST_STEPS
+        rows = max(1, round(min(wanted, learnt / parts) * count / learnt / unit)) * unit
         self.console.info(
             f"A step has {counted(rows, 'row')}, with about {rows * learnt / count:,.0f} tokens to learn."
         )
+        steps = math.ceil(epochs * count / rows)
+        others = (training.max_steps, training.max_tokens, training.max_minutes)
+        if steps < _LEAST_IN_ALL and all(budget is None for budget in others):
+            self.console.warn(
+                f"{counted(count, 'row')} of examples make only {counted(steps, 'step')} in {epochs:g} "
+                f"{plural(epochs, 'epoch')}, which may be too few to learn them: add examples, or set "
+                f"training.max_steps={_LEAST_IN_ALL}."
+            )
         return self.with_config(with_training(self.config, training.replace(global_batch_size=rows)))
