@@ -7,6 +7,7 @@ that a kill could damage. Only tests of the start itself start cold.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -66,14 +67,16 @@ def cold(*arguments: object, **environment: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-# Answers requests to fork a child that executes a program, and to say what became of one. A child ends as Python ends:
-# it leaves the loop by the exception that `sys.exit` raises, or by that of a fault.
+# Answers requests of its clients to fork a child that executes a program, and to say what became of one, until the last
+# client has gone. A child ends as Python ends: it leaves the loop by the exception that `sys.exit` raises, or by that
+# of a fault.
 SERVER = """
-import gc, json, os, socket, sys
+import gc, json, os, selectors, socket, sys
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-pipe = socket.socket(fileno=int(sys.argv[1]))
+if os.fork():
+    os._exit(0)  # it belongs to no client
 for name in sys.argv[2:]:
     import_module(name)
 # What each process would find out anew, and remember: commands with their parameters, versions of libraries.
@@ -84,34 +87,46 @@ with TemporaryDirectory() as folder:
     save_once, report = import_module("tests.pictures").save_once, import_module("sheepop.report")
     save_once(report.training_curves([]), Path(folder, "curves.png"))
 gc.freeze()  # else every child visits all that is loaded here, and so copies it
+listener, pipes = socket.socket(fileno=int(sys.argv[1])), selectors.DefaultSelector()
+pipes.register(listener, selectors.EVENT_READ)
 while True:
-    length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
-    if not length:
-        break
-    asked = json.loads(pipe.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
-    if "pid" in asked:
-        answer = os.waitpid(asked["pid"], asked["flags"])
-    elif answer := os.fork():
-        for stream in streams:
-            os.close(stream)
-    else:
-        pipe.close()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            buffering = 1 if number and os.isatty(number) else -1
-            stream = open(number, "w" if number else "r", buffering, encoding="utf-8", closefd=False)
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
-        os.chdir(asked["directory"])
-        os.environ.clear()
-        os.environ.update(asked["environment"])
-        sys.argv = asked["arguments"]
-        exec(asked["program"], {"__name__": "__main__"})
-        sys.exit()
-    answer = json.dumps(answer).encode()
-    pipe.sendall(len(answer).to_bytes(8, "big") + answer)
+    for key, _ in pipes.select():
+        if (pipe := key.fileobj) is listener:
+            pipes.register(listener.accept()[0], selectors.EVENT_READ)
+            continue
+        length, streams, _, _ = socket.recv_fds(pipe, 8, 3)
+        if not length:
+            pipes.unregister(pipe)
+            pipe.close()
+            if len(pipes.get_map()) == 1 and not pipes.select(0):
+                sys.exit()
+            continue
+        asked = json.loads(pipe.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+        if "pid" in asked:
+            answer = os.waitpid(asked["pid"], asked["flags"])
+        elif answer := os.fork():
+            for stream in streams:
+                os.close(stream)
+        else:
+            for other in list(pipes.get_map().values()):
+                other.fileobj.close()
+            pipes.close()
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            for number, name in enumerate(("stdin", "stdout", "stderr")):
+                buffering = 1 if number and os.isatty(number) else -1
+                stream = open(number, "w" if number else "r", buffering, encoding="utf-8", closefd=False)
+                setattr(sys, name, stream)
+                setattr(sys, f"__{name}__", stream)
+            os.chdir(asked["directory"])
+            os.environ.clear()
+            os.environ.update(asked["environment"])
+            sys.argv = asked["arguments"]
+            exec(asked["program"], {"__name__": "__main__"})
+            sys.exit()
+        answer = json.dumps(answer).encode()
+        pipe.sendall(len(answer).to_bytes(8, "big") + answer)
 """
 LOADED = (
     "sheepop.__main__",
@@ -146,14 +161,30 @@ LOADED = (
 
 
 class Launcher:
-    """Starts programs in processes forked from one that has all libraries loaded and has done nothing else."""
+    """Starts programs in processes forked from one that has all libraries loaded and has done nothing else.
 
-    def __init__(self) -> None:
-        self._pipe, theirs = socket.socketpair()
-        number = theirs.fileno()
-        command, root = [sys.executable, "-c", SERVER, str(number), *LOADED], Path(__file__).parents[1]
-        self._server = subprocess.Popen(command, pass_fds=(number,), cwd=root)
-        theirs.close()
+    Launchers with the same `address`, that of a socket, share that process: the first one starts it.
+    """
+
+    def __init__(self, address: Path) -> None:
+        self._pipe = socket.socket(socket.AF_UNIX)
+        with address.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._pipe.connect(str(address))
+            except OSError:
+                self._serve(address)
+                self._pipe.connect(str(address))
+
+    @staticmethod
+    def _serve(address: Path) -> None:
+        address.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(address))
+            listener.listen()
+            number = listener.fileno()
+            command, root = [sys.executable, "-c", SERVER, str(number), *LOADED], Path(__file__).parents[1]
+            subprocess.run(command, pass_fds=(number,), cwd=root, check=True)
 
     def run(self, *arguments: object, program: str = COMMAND, **options: object) -> Ended:
         """What became of the process that `start` starts; it may take `LIMIT` seconds."""
@@ -194,9 +225,8 @@ class Launcher:
         return found, status
 
     def close(self) -> None:
-        """Ends the process that the others come from."""
+        """Lets the process that the others come from end, once no other launcher needs it."""
         self._pipe.close()
-        self._server.wait(timeout=60)
 
     def _ask(self, request: Mapping[str, object], streams: list[int] | None = None) -> object:
         content = json.dumps(request).encode()

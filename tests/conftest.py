@@ -103,7 +103,7 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
-    launcher = Launcher()
+    launcher = Launcher(Path(os.environ["SHEEPOP_MEASUREMENTS"]).with_name("launcher"))
     yield launcher
     launcher.close()
 

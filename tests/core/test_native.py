@@ -82,19 +82,19 @@ def test_a_kernel_is_compiled_once_and_shares_its_work(source: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("damage", ["empty", "cut", "a bit", "another machine"])
-def test_a_damaged_kernel_is_compiled_again(source: Path, damage: str) -> None:
+def test_a_damaged_kernel_is_compiled_again(source: Path) -> None:
     """Before it is loaded, which could end the process."""
-    program = f"import pathlib, sheepop.core.native as n; print(n.native_library(pathlib.Path({str(source)!r})))"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
+    assert squares(source) == SQUARES
     (kept,) = in_cache(source)
     whole = kept.read_bytes()
     bit, other = bytearray(whole), bytearray(whole)
     bit[len(whole) // 2] ^= 1
     other[18:20] = (243).to_bytes(2, "little")  # RISC-V, in the header of an ELF file
-    kept.write_bytes({"empty": b"", "cut": whole[:3000], "a bit": bit, "another machine": other}[damage])
-    assert squares(source) == SQUARES
-    assert whole in [path.read_bytes() for path in in_cache(source)]
+    for damaged in (b"", whole[:3000], bit, other):
+        kept.unlink()  # what this process has loaded stays as it is
+        kept.write_bytes(damaged)
+        assert squares(source) == SQUARES
+        assert whole in [path.read_bytes() for path in in_cache(source)]
 
 
 @needs_compiler
@@ -136,7 +136,9 @@ def test_a_kernel_of_the_package_needs_no_compiler(source: Path, monkeypatch: py
     source.write_text(SOURCE + "\n")
     assert squares(source) is None
     source.write_text(SOURCE)
-    built.write_bytes(built.read_bytes()[:3000])
+    whole = built.read_bytes()
+    built.unlink()  # what this process has loaded stays as it is
+    built.write_bytes(whole[:3000])
     assert squares(source) is None
 
 

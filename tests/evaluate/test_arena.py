@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError
-from sheepop.evaluate.ranking import Outcome, read_votes, standings
+from sheepop.evaluate.ranking import Outcome, rank, read_votes
 
 
 def line(number: int, vote: str, *models: str, **more: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def test_standings_are_those_of_a_count_by_hand(file: Path) -> None:
     rows = [line(number, vote, "north", "south") for number, vote in enumerate(votes)]
     rows += [line(number, vote, "south", "north") for number, vote in enumerate(votes_turned, 5)]
     write(file, *rows, {"prompt": "a", "chosen": "b", "rejected": "c", "chosen_model": "north"}, "\n")
-    first, second = standings(file)
+    first, second = rank(read_votes(file))
     assert (first.name, first.games, first.win_rate) == ("north", 7, 5 / 7)
     assert (second.name, second.games, second.win_rate) == ("south", 7, 2 / 7)
     # A pair that met has half a draw more.
@@ -48,7 +48,7 @@ def test_a_vote_scores_for_the_model_on_its_side(file: Path) -> None:
 def test_models_that_never_met_are_not_ranked(file: Path) -> None:
     write(file, line(1, "left", "a", "b"), line(2, "left", "c", "d"))
     with pytest.raises(DataError, match="a, b and c, d were never compared"):
-        standings(file)
+        rank(read_votes(file))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_line_that_is_no_vote_is_named(file: Path, bad: Any, problem: str) -> 
 
 def test_a_file_without_blind_votes_says_how_to_make_some(file: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        standings(file)
+        rank(read_votes(file))
     write(file, {"prompt": "a", "chosen": "b", "rejected": "c"})
     with pytest.raises(DataError, match=r"has no votes of an arena.*sheepop eval arena"):
-        standings(file)
+        rank(read_votes(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sheepop.evaluate.report import reliability_figure
-from sheepop.evaluate.statistics import Reliability, reliability
+from sheepop.evaluate.statistics import reliability
 from sheepop.report import save_png
 
 
@@ -21,7 +20,6 @@ def test_by_hand() -> None:
     assert [each.count for each in found.bins] == [1, 0, 0, 0, 0, 0, 0, 0, 2, 2]
     assert (found.bins[8].confidence, found.bins[8].accuracy) == pytest.approx((0.85, 0.5))
     assert found.bins[3].accuracy is None
-    assert Reliability.from_dict(asdict(found)) == found
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60), st.integers(1, 15))

@@ -16,7 +16,7 @@ import torch
 
 from sheepop.checkpoint import load_model
 from sheepop.core.errors import ConfigError, DataError, UsageError
-from sheepop.evaluate.harness import run_tasks
+from sheepop.evaluate.harness import ask_tasks, load_tasks
 from sheepop.evaluate.harness_model import Answers, generation_config
 from sheepop.evaluate.results import Evaluation
 from sheepop.generate import Generator
@@ -266,6 +266,11 @@ def ask_theirs(tasks: Path, pair: Pair) -> Asked:
 @pytest.fixture(scope="module")
 def theirs(ask_theirs: Asked) -> dict[str, Any]:
     return ask_theirs(TASKS)
+
+
+def run_tasks(generator: Generator, names: Any, *, seed: int = 0, **settings: Any) -> list[Evaluation]:
+    loading = {key: settings.pop(key) for key in ("include", "num_fewshot") if key in settings}
+    return ask_tasks(generator, load_tasks(names, seed=seed, **loading), seed=seed, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -105,10 +105,12 @@ class Reference:
         """A process in which the statement `action` is executed at the call number `count` of a function."""
         return self.launcher.start(action, module, name, count, *options, program=DISTURBED)
 
-    def killed(self, module: str, name: str, count: int, run: Path) -> None:
-        """Begins a run and kills it at the call number `count` of a function."""
-        done = self.disturbed("os.kill(os.getpid(), signal.SIGKILL)", module, name, count, self.options(run)).wait()
+    def killed(self, module: str, name: str, count: int, run: Path, *, resume: bool = False) -> str:
+        """Begins a run, or goes on with it, and kills it at the call number `count` of a function; what was said."""
+        options = self.options(run, resume=resume)
+        done = self.disturbed("os.kill(os.getpid(), signal.SIGKILL)", module, name, count, options).wait()
         assert done.code == -signal.SIGKILL, done.err
+        return done.err
 
     @contextmanager
     def halted(self, module: str, name: str, count: int, options: list[str]) -> Iterator[Halted]:

@@ -18,10 +18,10 @@ NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold time
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 5 MB in 80 files: several parts, with exact and near duplicates among them."""
+    """About 4 MB in 60 files: several parts, with exact and near duplicates among them."""
     folder = tmp_path_factory.mktemp("text")
     draw = random.Random(5)
-    for number in range(80):
+    for number in range(60):
         sentences = [" ".join(draw.choices(WORDS, k=12)).capitalize() + "." for _ in range(800)]
         content = "\n".join(sentences) + f"\nWrite to shepherd{number}@sheep-farm.org about it.\n"
         (folder / f"{number:03}.txt").write_text(content)

@@ -18,23 +18,25 @@ from sheepop.checkpoint.run_directory import CARD
 Reference = Any
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "count"),
-    [
-        ("torch.autograd", "backward", 2 * 26 + 1),  # between the two micro-batches of step 27
-        ("sheepop.train.optimizers.momentum", "Muon.step", 13),  # in the update of step 13
-        ("sheepop.train.loop", "Trainer._validate", 3),  # before the third validation
-        ("sheepop.core.files", "write_checksums", 5),  # in a checkpoint that is almost written
-        ("sheepop.checkpoint.run_directory", "RunDirectory._point", 6),  # between a checkpoint and its pointer
-        ("sheepop.checkpoint.run_directory", "remove_tree", 2),  # while old checkpoints are removed
-        ("sheepop.core.json_lines", "JsonLines.append", 30),  # before a line of the log
-    ],
-)
-def test_killed_in_the_middle_of_anything(
-    reference: Reference, tmp_path: Path, module: str, name: str, count: int
-) -> None:
-    reference.killed(module, name, count, tmp_path / "run")
-    reference.resume(tmp_path / "run")
+# Functions, the call of each at which a session is killed, and the newest checkpoint then.
+KILLS = [
+    ("sheepop.core.json_lines", "JsonLines.append", 8, 5),  # before a line of the log
+    ("sheepop.train.optimizers.momentum", "Muon.step", 8, 10),  # in an update
+    ("sheepop.train.loop", "Trainer._validate", 1, 15),  # before a validation
+    ("sheepop.core.files", "write_checksums", 2, 16),  # in a checkpoint that is almost written
+    ("sheepop.checkpoint.run_directory", "RunDirectory._point", 3, 24),  # between a checkpoint and its pointer
+    ("sheepop.checkpoint.run_directory", "remove_tree", 2, 24),  # while old checkpoints are removed
+    ("torch.autograd", "backward", 2 * 3 + 1, 25),  # between the two micro-batches of a step
+]
+
+
+def test_killed_in_the_middle_of_anything(reference: Reference, tmp_path: Path) -> None:
+    """Each session goes on from where the one before was killed; a later one hides nothing before its checkpoint."""
+    run = tmp_path / "run"
+    for module, name, count, newest in KILLS:
+        reference.killed(module, name, count, run, resume=run.exists())
+        assert RunDirectory.open(run).steps()[-1] == newest, name
+    reference.resume(run)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +58,18 @@ def test_killed_before_the_first_step_a_run_starts_again(reference: Reference, t
     reference.resume(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
-def test_interrupted_after_twenty_steps(
-    reference: Reference, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_interrupted_again_and_again(reference: Reference, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = reference.launcher.start(*reference.options(run))
     log = run / "metrics.jsonl"
-    while process.poll() is None and not (log.is_file() and '"step": 20,' in log.read_text()):
-        time.sleep(0.005)
-    process.send_signal(number)
-    done = process.wait()
-    assert done.code == code, done.err
-    assert "everything is saved" in done.err
-    assert "Traceback" not in done.err
+    for number, code, step in ((signal.SIGINT, 130, 8), (signal.SIGTERM, 143, 16), (signal.SIGUSR1, 138, 24)):
+        process = reference.launcher.start(*reference.options(run, resume=run.exists()))
+        while process.poll() is None and not (log.is_file() and f'"step": {step},' in log.read_text()):
+            time.sleep(0.005)
+        process.send_signal(number)
+        done = process.wait()
+        assert done.code == code, done.err
+        assert "everything is saved" in done.err
+        assert "Traceback" not in done.err
     reference.resume(run)
 
 
@@ -185,19 +185,20 @@ def damage(file: Path, how: str) -> None:
         file.write_bytes(content if how == "flip" else content[: len(content) // 2])
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [("model.safetensors", "flip"), ("state/optimizer.safetensors", "truncate"), ("checksums.json", "remove")],
-)
 def test_a_damaged_latest_checkpoint_costs_only_the_work_since_the_one_before(
-    reference: Reference, tmp_path: Path, name: str, how: str
+    reference: Reference, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    reference.killed("sheepop.train.step", "StepRunner.gradients", 29, run)
-    file = newest_checkpoint(run) / name
-    damage(file, how)
-    said = reference.resume(run)
-    assert f"{file} is {'missing' if how == 'remove' else 'damaged'}" in said
+    run, expected = tmp_path / "run", ""
+    for name, how, count in (
+        ("model.safetensors", "flip", 12),
+        ("state/optimizer.safetensors", "truncate", 9),
+        ("checksums.json", "remove", 14),
+    ):
+        said = reference.killed("sheepop.train.step", "StepRunner.gradients", count, run, resume=bool(expected))
+        assert expected in said
+        damage(file := newest_checkpoint(run) / name, how)
+        expected = f"{file} is {'missing' if how == 'remove' else 'damaged'}"
+    assert expected in reference.resume(run)
 
 
 @pytest.mark.campaign

@@ -14,7 +14,7 @@ from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.errors import ConfigError
 from sheepop.core.json_lines import read_json_lines
 from sheepop.evaluate.choices import evaluate_choices
-from sheepop.evaluate.harness import run_tasks
+from sheepop.evaluate.harness import ask_tasks, load_tasks
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity
 from sheepop.evaluate.questions import questions_of
 from sheepop.generate import Generator
@@ -108,7 +108,7 @@ def test_texts_and_tasks_of_lm_eval_are_asked_too(configured: Callable[..., Shee
     last = rows(run)[-1]
     loaded = load_model(RunDirectory(run).checkpoint(4))
     generator = Generator(loaded.model, loaded.tokenizer)
-    (letters,) = run_tasks(generator, ["letters"], include=[tmp_path / "tasks"])
+    (letters,) = ask_tasks(generator, load_tasks(["letters"], include=[tmp_path / "tasks"]))
     expected = evaluate_perplexity(generator, [Text("other.txt", (tmp_path / "other.txt").read_text())])
     final = json.loads((RunDirectory(run).checkpoint(4) / "provenance.json").read_text())["evaluations"]
     assert {score["name"] for score in final if score["kind"] != "validation"} == {"letters", "other.txt"}

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from sheepop.checkpoint import RunDirectory
 from sheepop.parallel.launch import RankProcess
 
-from ..command_line import in_process
+from ..command_line import Started, in_process
 from .conftest import Together, rows
 
 # Ranks that a launcher starts load all libraries anew: here only what training needs.
@@ -29,6 +30,13 @@ STEPS = [*LEAN, "training.max_steps=30", "training.checkpoint_interval=5", "trai
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(process: Started, condition: Callable[[], bool]) -> None:
+    """Waits until `condition` holds, which it must before the process ends."""
+    while not condition():
+        assert process.poll() is None, process.poll()
+        time.sleep(0.01)
 
 
 def ranks_of(run: Path) -> list[int]:
@@ -42,35 +50,25 @@ def ranks_of(run: Path) -> list[int]:
     return found
 
 
-def test_a_run_whose_rank_is_killed_goes_on_by_itself(together: Together, tmp_path: Path) -> None:
+def test_a_run_whose_rank_is_killed_goes_on_by_itself_and_ctrl_c_saves_it(together: Together, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = together.options(run, "parallel.zero=1", *STEPS)
+    latest = run / "checkpoints" / "latest"
+    options = together.options(run, "parallel.zero=1", *LEAN, "training.max_steps=2000", "training.eval_interval=500")
     process = together.launcher.start("launch", "--processes", "2", "--restarts", "1", *options)
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None, process.poll()
-        time.sleep(0.01)
-    os.kill(max(children_of(process.pid)), signal.SIGKILL)
-    ended = process.wait()
-    assert ended.code == 0, ended.err
-    assert "A rank was lost. All of them start again" in ended.err
-    directory = RunDirectory.open(run)
-    assert directory.pointer("latest") == 30
-    steps = [row["step"] for row in rows(run) if row["split"] == "train"]
-    assert steps == list(range(1, 31))
-
-
-def test_ctrl_c_saves_and_the_exit_code_is_that_of_the_ranks(together: Together, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = together.launcher.start("launch", "-n", "2", *together.options(run, *LEAN, "training.max_steps=2000"))
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None, process.poll()
-        time.sleep(0.01)
+    wait_until(process, latest.exists)
+    first = set(children_of(process.pid))
+    os.kill(max(first), signal.SIGKILL)
+    wait_until(process, lambda: first.isdisjoint(children_of(process.pid)))
+    reached = latest.stat().st_mtime_ns
+    wait_until(process, lambda: latest.stat().st_mtime_ns != reached)
     for pid in [*children_of(process.pid), process.pid]:  # as a terminal does
         os.kill(pid, signal.SIGINT)
     ended = process.wait()
     assert ended.code == 128 + signal.SIGINT, ended
+    assert "A rank was lost. All of them start again" in ended.err
     assert ended.err.count("everything is saved") == 1, ended.err
-    assert RunDirectory.open(run).pointer("latest") == max(row["step"] for row in rows(run))
+    steps = [row["step"] for row in rows(run) if row["split"] == "train"]
+    assert steps == list(range(1, RunDirectory.open(run).pointer("latest") + 1))
 
 
 def test_the_script_for_slurm_starts_torchrun_on_every_machine(
@@ -107,9 +105,7 @@ def test_a_ray_cluster_runs_the_ranks_anew_when_one_is_killed(together: Together
     own = {**os.environ, "RAY_ADDRESS": "local"}  # not one that another test has started
     more = ("--engine", "ray", "-n", "2", "--restarts", "1")
     process = together.launcher.start("launch", *more, *options, environment=own)
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None, process.poll()
-        time.sleep(0.01)
+    wait_until(process, (run / "checkpoints" / "latest").exists)
     os.kill(max(ranks_of(run)), signal.SIGKILL)
     ended = process.wait()
     assert ended.code == 0, ended.err

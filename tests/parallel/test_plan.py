@@ -18,7 +18,7 @@ from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.plan import Plan
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.stage_memory import StepShape
+from sheepop.parallel.stage_memory import StepShape, stages_of
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.evaluation_weights import TrainedWeights
@@ -136,7 +136,7 @@ def test_a_rank_sends_and_holds_what_is_planned(
     finally:
         dist.destroy_process_group()
     with torch.device("meta"):
-        plan = Plan.of(blank_model(network), layout, step)
+        plan = Plan.of(network, layout, step, stages_of(blank_model(network), layout, step))
     planned, counted = sum(plan.sent.values()), sum(counting.sent.values())
     names = " ".join(f"{name}={value}" for name, value in {**settings, **other}.items())
     numbers = " | ".join(f"{value / 1e6:.2f}" for value in (planned, counted, plan.peak, counting.peak))

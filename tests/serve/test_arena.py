@@ -16,7 +16,7 @@ import torch
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
-from sheepop.evaluate.ranking import standings
+from sheepop.evaluate.ranking import rank, read_votes
 from sheepop.jobs.config import load_config
 from sheepop.jobs.serve import serve_arena
 from sheepop.posttrain.rows import Preference, Prompt, read_rows
@@ -159,7 +159,7 @@ def test_a_vote_on_answers_that_teach_nothing_still_counts(tmp_path: Path, left:
     played.sides["left"].text, played.sides["right"].text = left, right
     file = VotesFile(tmp_path / "votes.jsonl")
     file.append(played.row("left"))
-    assert standings(file.path)[0].name == "a"
+    assert rank(read_votes(file.path))[0].name == "a"
     with pytest.raises(DataError, match="prefers one answer"):
         list(read_rows([file.path], Preference))
 

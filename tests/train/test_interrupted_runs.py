@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,20 +196,25 @@ class InterruptedAt(Interruption):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("place", range(1, 20))
-def test_left_anywhere_a_run_goes_on_to_the_same_bits(
-    make_trainer: MakeTrainer, unbroken: Trainer, monkeypatch: pytest.MonkeyPatch, place: int, inside: bool
+def test_left_everywhere_a_run_goes_on_to_the_same_bits(
+    make_trainer: MakeTrainer, unbroken: Trainer, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
-    trainer = make_trainer("run")
-    with monkeypatch.context() as patch:
-        patch.setattr("sheepop.train.loop.catch_interrupts", lambda: nullcontext(InterruptedAt(place, inside=inside)))
-        with pytest.raises(Interrupted):
+    """Every session passes one of the places where the loop may be left, and is left at the next."""
+    trainer, places = make_trainer("run"), 0
+    patched = partial(InterruptedAt, 2, inside=inside)
+    monkeypatch.setattr("sheepop.train.loop.catch_interrupts", lambda: nullcontext(patched()))
+    while True:
+        try:
             trainer.run()
-    assert trainer.checkpointer.run.pointer("latest") == trainer.state.step
-    resumed = make_trainer("run", resume=True)
-    assert resumed.state.step == trainer.state.step
-    resumed.run()
-    assert_same_run(unbroken, resumed)
+            break
+        except Interrupted:
+            places += 1
+        assert trainer.checkpointer.run.pointer("latest") == trainer.state.step
+        resumed = make_trainer("run", resume=True)
+        assert resumed.state.step == trainer.state.step
+        trainer = resumed
+    assert places == 18
+    assert_same_run(unbroken, trainer)
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])

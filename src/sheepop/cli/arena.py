@@ -67,9 +67,9 @@ def arena(
     if standings is not None:
         if models:
             raise UsageError("--standings reads votes and starts no server. Leave the models out.")
-        from sheepop.evaluate.ranking import standings as read_standings
+        from sheepop.evaluate.ranking import rank, read_votes
 
-        _show_standings(read_standings(standings), as_json=as_json)
+        _show_standings(rank(read_votes(standings)), as_json=as_json)
         return
     if as_json:
         raise UsageError("--json is only for --standings.")

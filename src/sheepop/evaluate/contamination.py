@@ -9,7 +9,7 @@ import numpy as np
 
 from sheepop.data.clean.decontamination import hashed_words
 from sheepop.data.duplicates.shingles import Hashes, shingles_of_words
-from sheepop.evaluate.results import Evaluation, Item, Table
+from sheepop.evaluate.results import Evaluation, Table, mean_of
 
 NGRAM = 13
 _FEWEST_WORDS = 8
@@ -57,14 +57,8 @@ def with_contamination(evaluation: Evaluation, shares: Mapping[str, float], trai
     }
     names = [measure.name for measure in evaluation.measures if any(measure.name in item.values for item in items)]
     rows = [
-        [label, len(found), len(found) / max(1, len(items)), *(_mean(found, name) for name in names)]
+        [label, len(found), len(found) / max(1, len(items)), *(mean_of(found, name) for name in names)]
         for label, found in parts.items()
     ]
     table = Table(f"Contamination by {training}", ("Items", "Number", "Share", *names), rows)
     return replace(evaluation, tables=[*evaluation.tables, table])
-
-
-def _mean(items: Iterable[Item], name: str) -> float | None:
-    found = [(item.values[name], item.weight) for item in items if name in item.values]
-    total = sum(weight for _, weight in found)
-    return sum(value * weight for value, weight in found) / total if total else None

@@ -122,33 +122,6 @@ def ask_tasks(
         return found
 
 
-def run_tasks(
-    generator: Generator,
-    tasks: Sequence[str],
-    *,
-    include: Sequence[Path] = (),
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    chat: bool = False,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    context: int | None = None,
-    on_progress: Callable[[int], None] | None = None,
-) -> list[Evaluation]:
-    """Runs `load_tasks` and `ask_tasks`, with their arguments and errors."""
-    loaded = load_tasks(tasks, include=include, num_fewshot=num_fewshot, seed=seed)
-    return ask_tasks(
-        generator,
-        loaded,
-        limit=limit,
-        chat=chat,
-        chat_template_kwargs=chat_template_kwargs,
-        seed=seed,
-        context=context,
-        on_progress=on_progress,
-    )
-
-
 def _manager(names: Sequence[str], include: Sequence[Path]) -> Any:
     """lm-eval's task manager for `include`; lm-eval's own task files are indexed only if needed (seconds)."""
     from lm_eval.tasks import TaskManager

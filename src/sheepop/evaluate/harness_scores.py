@@ -10,7 +10,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from sheepop.evaluate.results import Evaluation, Item, Measure
+from sheepop.evaluate.results import Evaluation, Item, Measure, mean_of
 
 _Z = 1.96  # the 97.5 percent point of the normal distribution
 _INTERVAL = " The interval is 1.96 of lm-eval's standard errors to either side."
@@ -167,12 +167,10 @@ def _items(task: Any, samples: Sequence[Mapping[str, Any]]) -> list[Item]:
 
 def _consistent(measures: Sequence[Measure], items: Sequence[Item]) -> list[Item]:
     """Removes the values of measures that are not the mean of their items' values, such as F1."""
-    names = set()
-    for measure in measures:
-        found = [(item.values[measure.name], item.weight) for item in items if measure.name in item.values]
-        total = sum(value * weight for value, weight in found)
-        if found and math.isclose(total / sum(weight for _, weight in found), measure.value, abs_tol=1e-9):
-            names.add(measure.name)
+    means = {measure.name: (measure.value, mean_of(items, measure.name)) for measure in measures}
+    names = {
+        name for name, (value, mean) in means.items() if mean is not None and math.isclose(mean, value, abs_tol=1e-9)
+    }
     return [
         replace(item, values={name: value for name, value in item.values.items() if name in names}) for item in items
     ]

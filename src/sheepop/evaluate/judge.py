@@ -299,15 +299,13 @@ def judge_pairs(
         raise UsageError(f"workers = {workers} must be at least 1.")
     remembered = {str(row.get("mark")): row for row in known}
     found = {mark: _remembered(pair, remembered[mark]) for mark, pair in pairs.items() if mark in remembered}
-    failure: BaseException | None = None
     with ThreadPoolExecutor(workers, thread_name_prefix="judge") as pool:
         requests = {pool.submit(_judged, judge, pair): mark for mark, pair in pairs.items() if mark not in found}
         try:
             for done in as_completed(requests):
                 if done.cancelled():
                     continue
-                if (error := done.exception()) is not None:
-                    failure = failure or error
+                if done.exception() is not None:
                     for future in requests:
                         future.cancel()
                     continue
@@ -316,8 +314,9 @@ def judge_pairs(
                     on_done(row.kept())
         finally:
             pool.shutdown(cancel_futures=True)
-    if failure is not None:
-        raise failure
+    for done in requests:
+        if not done.cancelled():
+            done.result()  # raises the error of a judge that failed
     return Verdicts(tuple(answers), tuple(found[mark] for mark in pairs))
 
 

@@ -216,14 +216,11 @@ def evaluate_perplexity(
     if not sum(sums[1] for sums in found.documents.values()):
         raise DataError("There is no text to predict: every text is empty or a single token. Give more text.")
     longest = generator.model.config.max_seq_len
-    shorter = (
-        []
-        if context is not None or length == longest
-        else [
-            f"Windows have {length:,} tokens; the model's context is {longest:,}. Choose another length with --context."
-        ]
-    )
-    return _evaluation(name, found, shorter, {"stride": stride, "context": length})
+    notes = []
+    if context is None and length != longest:
+        reach = f"the model's context is {longest:,}"
+        notes.append(f"Windows have {length:,} tokens; {reach}. Choose another length with --context.")
+    return _evaluation(name, found, notes, {"stride": stride, "context": length})
 
 
 def _byte_lengths(window: Window, tokenizer: Tokenizer) -> NDArray[np.int64]:

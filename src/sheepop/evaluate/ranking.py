@@ -99,11 +99,6 @@ def _require_connected(names: Sequence[str], outcomes: Sequence[Outcome]) -> Non
         )
 
 
-def standings(path: str | Path) -> list[Rated]:
-    """The models of a file of votes, strongest first; raises `DataError` as `read_votes` and `rank` do."""
-    return rank(read_votes(path))
-
-
 def read_votes(path: str | Path) -> list[Outcome]:
     """The blind votes of a file, with the model on the left first; preferences without a ``vote`` are skipped.
 

@@ -14,7 +14,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.files import atomic_directory, finite, read_json, write_json
 from sheepop.evaluate.results import Compared, Evaluation, Item, Measure, Table
-from sheepop.evaluate.statistics import Reliability
+from sheepop.evaluate.statistics import Bin, Reliability
 from sheepop.report import Page, course_chart, reliability_chart, save_png, shown
 from sheepop.report.figures import blank_figure
 from sheepop.report.palette import NEUTRAL, SCORE
@@ -94,7 +94,8 @@ def _evaluation(found: dict[str, Any], items: Sequence[Item]) -> Evaluation:
         for measure in found["measures"]
     ]
     tables = [Table(**table) for table in found["tables"]]
-    reliability = None if found["reliability"] is None else Reliability.from_dict(found["reliability"])
+    read = found["reliability"]
+    reliability = None if read is None else Reliability(read["ece"], tuple(Bin(**each) for each in read["bins"]))
     return Evaluation(**{**found, "measures": measures, "tables": tables, "items": items, "reliability": reliability})
 
 

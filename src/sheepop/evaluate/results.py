@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,13 @@ class Item:
     values: Mapping[str, float]
     weight: float = 1.0
     shown: Mapping[str, Any] = field(default_factory=dict)
+
+
+def mean_of(items: Iterable[Item], name: str) -> float | None:
+    """The weighted mean of the values of that name, None if no item has one."""
+    found = [(item.values[name], item.weight) for item in items if name in item.values]
+    total = sum(weight for _, weight in found)
+    return sum(value * weight for value, weight in found) / total if total else None
 
 
 @dataclass(frozen=True)

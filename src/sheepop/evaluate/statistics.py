@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -129,9 +128,7 @@ def pass_at_k(count: int, right: int, k: int) -> float:
     """
     if not 0 <= right <= count or not 1 <= k <= count:
         raise ValueError(f"pass@{k} cannot be estimated from {right} of {count}")
-    if count - right < k:
-        return 1.0
-    return 1.0 - math.exp(sum(math.log1p(-k / drawn) for drawn in range(count - right + 1, count + 1)))
+    return 1.0 - math.comb(count - right, k) / math.comb(count, k)
 
 
 def seeds_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -161,11 +158,6 @@ class Reliability:
 
     ece: float
     bins: tuple[Bin, ...]
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Reliability:
-        """Reads the output of `dataclasses.asdict`."""
-        return cls(found["ece"], tuple(Bin(**each) for each in found["bins"]))
 
 
 def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> Reliability:
@@ -233,13 +225,11 @@ def _resampled(numerators: Floats, denominators: Floats, seed: int, resamples: i
 def _sign_test(gained: int, lost: int) -> float:
     """The two-sided p value of `gained` heads and `lost` tails of a fair coin."""
     total, least = gained + lost, min(gained, lost)
-    if gained == lost:
-        return 1.0
-    logs = [
-        math.lgamma(total + 1) - math.lgamma(number + 1) - math.lgamma(total - number + 1) - total * math.log(2)
-        for number in range(least + 1)
-    ]
-    return min(1.0, 2 * math.fsum(map(math.exp, logs)))
+    ways = tail = 1
+    for number in range(least):
+        ways = ways * (total - number) // (number + 1)
+        tail += ways
+    return min(1.0, 2 * tail / 2**total)
 
 
 def _newcombe(both: int, gained: int, lost: int, count: int) -> tuple[float, float]:

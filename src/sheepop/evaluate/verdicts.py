@@ -130,13 +130,12 @@ def _trust(rows: Sequence[Row]) -> list[Measure]:
     """Measures of the judge on these pairs; the last one is the unreadable rate."""
     read = [row for row in rows if row.scores is not None]
     agreed = [row.scores is not None and row.scores[0] == row.scores[1] for row in read]
-    position, unreadable = [row.follows_position for row in read], [row.scores is None for row in rows]
     ties = [row.score == 0.5 for row in read]
     return [
         Measure.share("agreement", agreed, "Share of pairs with the same verdict in both orders."),
         Measure.share(
             "position_bias",
-            position,
+            [row.follows_position for row in read],
             "Share of pairs in which the judge prefers a position: the answer that is shown first in both orders, or "
             "the one that is shown second.",
             higher_is_better=False,
@@ -146,7 +145,7 @@ def _trust(rows: Sequence[Row]) -> list[Measure]:
         ),
         Measure.share(
             "unreadable_rate",
-            unreadable,
+            [row.scores is None for row in rows],
             "Share of pairs with a verdict that cannot be read after two requests.",
             higher_is_better=False,
         ),

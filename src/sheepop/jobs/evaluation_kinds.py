@@ -177,14 +177,13 @@ class Harness:
 
     def __call__(self, subject: Subject, tasks: Sequence[str], seed: int) -> list[Evaluation]:
         """One evaluation of each task, and one of each group."""
-        from sheepop.evaluate.harness import run_tasks
+        from sheepop.evaluate.harness import ask_tasks, load_tasks
 
+        loaded = load_tasks(tasks, include=self.include, num_fewshot=self.fewshot, seed=seed)
         with self.console.progress("lm-eval", None, "requests") as progress:
-            return run_tasks(
+            return ask_tasks(
                 subject.generator,
-                tasks,
-                include=self.include,
-                num_fewshot=self.fewshot,
+                loaded,
                 limit=self.limit,
                 chat=self.chat,
                 chat_template_kwargs=self.chat_template_kwargs,

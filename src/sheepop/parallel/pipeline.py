@@ -133,32 +133,21 @@ class Stage(Transformer):
         return next(self.parameters()).device
 
 
-@dataclass
 class Pipeline:
-    """This rank's stages, and torch's schedule for them; the ranks of one pipeline are `group`.
+    """This rank's stages of `network`, and torch's schedule for them; the ranks of one pipeline are `group`.
 
     The residual stream has the data type `dtype`.
     """
 
-    config: ParallelConfig
-    group: dist.ProcessGroup
-    stages: Sequence[Stage]
-    device: str
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        self._numbers = self.config.stages_of(dist.get_rank(self.group))
+    def __init__(
+        self, network: Transformer, config: ParallelConfig, group: dist.ProcessGroup, device: str, dtype: torch.dtype
+    ) -> None:
+        self.config, self.group, self.device, self.dtype = config, group, device, dtype
+        self._numbers = config.stages_of(dist.get_rank(group))
+        layers = [layers_of(number, config.num_stages, len(network.blocks)) for number in self._numbers]
+        self.stages = [Stage.of(network, each) for each in layers]
         self._shape: tuple[int, ...] = ()
         self._schedule: Any = None
-
-    @classmethod
-    def of(
-        cls, network: Transformer, config: ParallelConfig, group: dist.ProcessGroup, device: str, dtype: torch.dtype
-    ) -> Pipeline:
-        """Returns this rank's part of `network`."""
-        numbers = config.stages_of(dist.get_rank(group))
-        layers = [layers_of(number, config.num_stages, len(network.blocks)) for number in numbers]
-        return cls(config, group, [Stage.of(network, each) for each in layers], device, dtype)
 
     def run(self, count: int, shape: tuple[int, int], inputs_of: Inputs, end: Callable[[Tensor, int], Tensor]) -> None:
         """Runs forward and backward passes of `count` micro-batches of `shape` (B, T), and adds to the gradients.

@@ -45,25 +45,22 @@ class Plan:
     peak: float
 
     @classmethod
-    def of(cls, model: Transformer, layout: Layout, step: StepShape, state: float = 2.0) -> Plan:
-        """Returns the plan of this rank of `layout`; `model` may be on the meta device.
-
-        The optimizer keeps `state` numbers for each weight, in float32 like weights and gradients.
-        """
-        return cls._of(model.config, layout, step, state, stages_of(model, layout, step))
-
-    @classmethod
     def largest(cls, model: Transformer, layout: Layout, step: StepShape, state: float = 2.0) -> Plan:
-        """Returns the plan of the rank that needs the most memory; ranks of a pipeline have different layers."""
+        """Returns the plan of the rank that needs the most memory; ranks of a pipeline have different layers.
+
+        `model` may be on the meta device. The optimizer keeps `state` numbers for each weight, in float32 like weights
+        and gradients.
+        """
         stages = stages_of(model, layout, step)
         ranks = (Ranks(number * layout.stage_size, layout.ranks.size) for number in range(layout.config.pipeline))
-        plans = (cls._of(model.config, Layout(rank, layout.config), step, state, stages) for rank in ranks)
+        plans = (cls.of(model.config, Layout(rank, layout.config), step, stages, state) for rank in ranks)
         return max(plans, key=lambda plan: plan.peak)
 
     @classmethod
-    def _of(
-        cls, model: ModelConfig, layout: Layout, step: StepShape, state: float, stages: Sequence[StageMemory]
+    def of(
+        cls, model: ModelConfig, layout: Layout, step: StepShape, stages: Sequence[StageMemory], state: float = 2.0
     ) -> Plan:
+        """Returns the plan of this rank of `layout`, with all `stages` of the network."""
         config, rank = layout.config, layout.pipeline_rank
         here = [stages[number] for number in config.stages_of(rank)]
         pieces = sum(group.piece for stage in here for group in stage.groups)

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
 from sheepop.core.errors import DataError, SheepOpError
-from sheepop.evaluate.ranking import standings
+from sheepop.evaluate.ranking import rank, read_votes
 from sheepop.generate import GenerationConfig
 from sheepop.serve.answers import DONE, Answer, event
 from sheepop.serve.protocol import ApiError, RequestModel
@@ -215,7 +215,7 @@ class Arena:
 
         def read() -> dict[str, Any]:
             try:
-                rated = standings(self._votes.path) if self._votes.path.exists() else []
+                rated = rank(read_votes(self._votes.path)) if self._votes.path.exists() else []
             except DataError as error:
                 return {"rated": [], "waiting": names, "problem": str(error)}
             known = {each.name for each in rated}

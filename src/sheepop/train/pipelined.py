@@ -39,7 +39,7 @@ class PipelinedModel(ShardedModel):
 
     def _cut(self, network: Transformer, mesh: DeviceMesh) -> Sequence[Transformer]:
         config, group = self.layout.config, mesh[PIPELINE].get_group()
-        self._pipeline = Pipeline.of(network, config, group, self.device, self._dtype or torch.float32)
+        self._pipeline = Pipeline(network, config, group, self.device, self._dtype or torch.float32)
         for stage in self._pipeline.stages:
             stage.arithmetic = self.arithmetic
         self._has_start = any(stage.is_first for stage in self._pipeline.stages)
