@@ -191,11 +191,11 @@ class _Start:
         from sheepop.train.activation_checkpointing import usable_memory
 
         place = resolve_model_directory(fork)
-        network, reason = read_model_config(place), None
+        network, reason, are_integers = read_model_config(place), None, read_quantization(place) is not None
         if requested.tuning.method is not None and "lora" not in _section(given, "tuning"):
             needed = training_bytes(network, requested.training.optimizer, "fp32").total
             usable = usable_memory(requested.training, resolve_device(requested.device))
-            if read_quantization(place) is not None:
+            if are_integers:
                 reason = ", which are integers"
             elif needed > usable:
                 reason = f", whose training needs over {data_size(needed)} of memory ({data_size(usable)} are to use)"

@@ -22,7 +22,6 @@ from sheepop.checkpoint.run_directory import read_counters
 from sheepop.core.config import dump_config, dump_tree, parse_config, read_config_file
 from sheepop.core.errors import CheckpointError, SheepOpError
 from sheepop.core.files import read_json, write_atomic, write_json
-from sheepop.core.json_lines import Rows
 from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
 from sheepop.core.program import typed, typed_beside
@@ -245,11 +244,6 @@ def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
         return typed_beside("tensorboard", "--logdir", *found.values())
     named = ",".join(f"{name}:{place}" for name, place in found.items())
     return typed_beside("tensorboard", "--logdir_spec", named) if found else None
-
-
-def first_scores(metrics: Rows) -> dict[str, Any]:
-    """The validation before the first step, which a run from a finished model has; empty for others."""
-    return next((row for row in metrics.rows if row.get("split") == "validation" and row.get("step") == 0), {})
 
 
 def ended_early(run: RunDirectory, config: SheepOpConfig) -> bool:

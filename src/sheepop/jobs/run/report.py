@@ -23,7 +23,6 @@ from sheepop.jobs.run.record import (
     RunRecord,
     ended_early,
     entry,
-    first_scores,
     repeat_command,
     resume_command,
     tensorboard_command,
@@ -107,7 +106,7 @@ def write_run_report(
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
     file system refuses the write.
     """
-    found = _Found.read(run, scores)
+    found = _Found.read(run, record, scores, baselines, completions)
     save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
@@ -115,20 +114,20 @@ def write_run_report(
     )
     _add_overview(page, found)
     _add_first_picture(page, found)
-    _add_scores(page, found, baselines)
-    _add_completions(page, completions)
-    _add_curves(page, found, baselines)
+    _add_scores(page, found)
+    _add_completions(page, found.completions)
+    _add_curves(page, found)
     _add_training_samples(page, found)
     add_model(page, found.config)
     add_data(page, found.data)
-    add_layout(page, run, record)
-    add_stages(page, record)
-    add_machine(page, record)
-    add_request(page, record)
+    add_layout(page, found.run, found.record)
+    add_stages(page, found.record)
+    add_machine(page, found.record)
+    add_request(page, found.record)
     page.add_section("Settings")
     page.add_text(
         "The configuration with everything that was derived or measured filled in. It repeats the run, unless settings "
-        f"were changed along the way: {repeat_command(run.path, record)}"
+        f"were changed along the way: {repeat_command(run.path, found.record)}"
     )
     page.add_source(found.config_text, run.config_file.name)
     page.write(run.report)
@@ -136,23 +135,33 @@ def write_run_report(
 
 @dataclass(frozen=True)
 class _Found:
-    """What the files of a run say, and its `scores` on the whole held-out text, if it has any.
+    """What a report shows: the record and the files of a run, and its `scores` on the whole held-out text, if any.
 
     `config` is None if its file is not valid; `config_text` is the text of that file. `data` is the manifest of the
     data, or the reason why it cannot be read.
     """
 
     run: RunDirectory
+    record: RunRecord
+    scores: Scores | None
+    baselines: Baselines | None
+    completions: Sequence[Completion]
     config: SheepOpConfig | None
     config_text: str
+    has_ended_early: bool
     data: dict[str, Any] | str
     metrics: Rows
     samples: Rows
-    has_ended_early: bool
-    scores: Scores | None
 
     @classmethod
-    def read(cls, run: RunDirectory, scores: Scores | None) -> _Found:
+    def read(
+        cls,
+        run: RunDirectory,
+        record: RunRecord,
+        scores: Scores | None,
+        baselines: Baselines | None,
+        completions: Sequence[Completion],
+    ) -> _Found:
         config = None
         try:
             content = run.config_file.read_text(encoding="utf-8", errors="replace")
@@ -166,7 +175,7 @@ class _Found:
         except DataError as error:
             data = str(error)
         metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
-        return cls(run, config, content, data, metrics, samples, early, scores)
+        return cls(run, record, scores, baselines, completions, config, content, early, data, metrics, samples)
 
     def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
         """The samples that have rewards, or the others."""
@@ -195,7 +204,7 @@ def _add_overview(page: Page, found: _Found) -> None:
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
     judged = validation if scores is None else scores.to_dict()
     headline = next((key for key in _HEADLINES if key in judged), "bits_per_byte")
-    is_sampled, before = scores is None and found.is_sampled and headline in judged, first_scores(found.metrics)
+    is_sampled, before = scores is None and found.is_sampled and headline in judged, found.metrics.at(0, "validation")
     compared = {}
     if headline in before:
         compared["Before training"] = scored(_score(headline, before[headline]), is_sampled=found.is_sampled)
@@ -225,9 +234,9 @@ def _add_first_picture(page: Page, found: _Found) -> None:
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
 
 
-def _add_scores(page: Page, found: _Found, baselines: Baselines | None) -> None:
+def _add_scores(page: Page, found: _Found) -> None:
     page.add_section("Held out")
-    config, scores, row = found.config, found.scores, found.metrics.last("validation")
+    config, scores, baselines, row = found.config, found.scores, found.baselines, found.metrics.last("validation")
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
@@ -278,9 +287,9 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
         page.add_sample(done.prompt, done.text, label=label)
 
 
-def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
+def _add_curves(page: Page, found: _Found) -> None:
     page.add_section("Training curves")
-    references = baselines.named if baselines else None
+    references = found.baselines.named if found.baselines else None
     rows, is_sampled = found.metrics.rows, found.is_sampled
     charts = (
         (bits_per_byte_chart(rows, references, is_sampled=is_sampled), "Bits per byte of held-out text", False),

@@ -58,9 +58,9 @@ def read_data(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any]
 
     Raises `DataError` if there is none, or it cannot be read.
     """
+    found = find_corpus(run, config)
     if run.examples.is_dir():
         return read_example_manifest(run.examples / TOKENS)
-    found = find_corpus(run, config)
     if found is None:
         raise DataError("The corpus of this run was not found.")
     return read_manifest(found)

@@ -108,7 +108,6 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
-        from sheepop.jobs.run.record import first_scores
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
@@ -131,7 +130,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as metrics:
             metrics.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
             metrics.sync()
-        return replace(outcome, scores=scores, before=first_scores(read_json_lines(run.directory.metrics_file)))
+        return replace(outcome, scores=scores, before=read_json_lines(run.directory.metrics_file).at(0, "validation"))
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
