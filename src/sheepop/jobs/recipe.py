@@ -134,15 +134,18 @@ def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> C
     if not config.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(config, {})
     start = None if draft.fork is None else _Start.read(draft.fork, config, given)
-    if config.tuning.method is not None:
-        chosen, basis = _for_model(given, start)
-    else:
+    if config.tuning.method is None:
         chosen, basis = _for_text(given, config, speed, start)
-    config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
-    if found:
-        settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+    else:
+        weights, reason = (_FEW_WEIGHTS, None) if start is None else (start.weights, start.why_lora)
+        adapter = {} if reason is None else {"tuning": {"lora": {"rank": LoraConfig().rank}}}
+        found = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
+        chosen, basis = merge(found, adapter), f"a model of {weights:,} parameters{reason or ''}"
+    config, by_key = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
+    if by_key:
+        settings = " ".join(f"{key}={value_text(value)}" for key, value in by_key.items())
         console.info(f"Chosen for {basis}; give a key to override it: {settings}")
-    return Completed(config, found)
+    return Completed(config, by_key)
 
 
 def _for_text(
@@ -161,14 +164,6 @@ def _for_text(
     if start is not None and requested.data.max_length is None and start.max_seq_len > MOST_ROW_TOKENS:
         chosen["data"] = {"max_length": MOST_ROW_TOKENS}
     return chosen, basis
-
-
-def _for_model(given: Mapping[str, Any], start: _Start | None) -> tuple[dict[str, dict[str, Any]], str]:
-    """The choices for post-training, and what they are based on: the size of the model, and the reason for LoRA."""
-    weights, reason = (_FEW_WEIGHTS, None) if start is None else (start.weights, start.why_lora)
-    adapter = {} if reason is None else {"tuning": {"lora": {"rank": LoraConfig().rank}}}
-    chosen = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
-    return merge(chosen, adapter), f"a model of {weights:,} parameters{reason or ''}"
 
 
 @dataclass(frozen=True)

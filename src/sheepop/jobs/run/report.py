@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.errors import ConfigError, DataError
+from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.json_lines import Rows, read_json_lines
 from sheepop.generate import Completion
@@ -27,7 +26,6 @@ from sheepop.jobs.run.record import (
     resume_command,
     tensorboard_command,
     text,
-    view_run_config,
     whole,
 )
 from sheepop.jobs.run.report_facts import (
@@ -94,19 +92,20 @@ _HEADLINES = {
 
 def write_run_report(
     run: RunDirectory,
+    config: SheepOpConfig,
     scores: Scores | None,
     record: RunRecord,
     *,
     baselines: Baselines | None = None,
     completions: Sequence[Completion] = (),
 ) -> None:
-    """Writes the report of `run` from its files.
+    """Writes the report of `run`, which has the resolved settings `config`, from its files.
 
     `scores` are those of the best checkpoint on the whole held-out text, None if nothing is held out or the run was
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
     file system refuses the write.
     """
-    found = _Found.read(run, record, scores, baselines, completions)
+    found = _Found.read(run, config, record, scores, baselines, completions)
     save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
@@ -137,16 +136,16 @@ def write_run_report(
 class _Found:
     """What a report shows: the record and the files of a run, and its `scores` on the whole held-out text, if any.
 
-    `config` is None if its file is not valid; `config_text` is the text of that file. `data` is the manifest of the
-    data, or the reason why it cannot be read.
+    `config_text` is the text of ``config.yaml``. `data` is the manifest of the data, or the reason why it cannot be
+    read.
     """
 
     run: RunDirectory
+    config: SheepOpConfig
     record: RunRecord
     scores: Scores | None
     baselines: Baselines | None
     completions: Sequence[Completion]
-    config: SheepOpConfig | None
     config_text: str
     has_ended_early: bool
     data: dict[str, Any] | str
@@ -157,25 +156,23 @@ class _Found:
     def read(
         cls,
         run: RunDirectory,
+        config: SheepOpConfig,
         record: RunRecord,
         scores: Scores | None,
         baselines: Baselines | None,
         completions: Sequence[Completion],
     ) -> _Found:
-        config = None
         try:
             content = run.config_file.read_text(encoding="utf-8", errors="replace")
-            with suppress(ConfigError):
-                config = view_run_config(run)
         except OSError as error:
             content = f"{run.config_file.name} cannot be read: {error.strerror}."
-        early = config is not None and ended_early(run, config)
+        early = ended_early(run, config)
         try:
             data: dict[str, Any] | str = read_data(run, config)
         except DataError as error:
             data = str(error)
         metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
-        return cls(run, record, scores, baselines, completions, config, content, early, data, metrics, samples)
+        return cls(run, config, record, scores, baselines, completions, content, early, data, metrics, samples)
 
     def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
         """The samples that have rewards, or the others."""
@@ -184,17 +181,17 @@ class _Found:
     @property
     def is_sampled(self) -> bool:
         """Whether validations during training read only a part of the held-out text."""
-        return self.config is not None and self.config.training.eval_tokens is not None
+        return self.config.training.eval_tokens is not None
 
 
 def _add_overview(page: Page, found: _Found) -> None:
     run, config, scores = found.run, found.config, found.scores
     last, validation = found.metrics.last("train"), found.metrics.last("validation")
     steps = max([*run.steps(), int(number(last.get("step")) or 0)])
-    total = config.training.max_steps if config else None
+    total = config.training.max_steps
     if steps == 0:
         page.add_text("The run has no finished steps yet.")
-    elif config is not None and found.has_ended_early:
+    elif found.has_ended_early:
         patience = config.training.early_stopping
         page.add_text(
             f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: "
@@ -244,7 +241,7 @@ def _add_scores(page: Page, found: _Found) -> None:
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
-        sampled = None if config is None else config.training.eval_tokens
+        sampled = config.training.eval_tokens
         on = "" if sampled is None else f", on a sample of about {sampled:,} held-out tokens"
         page.add_text(f"The last validation during training, at {_step_words(row.get('step'))}{on}.")
     else:
@@ -264,10 +261,10 @@ def _add_scores(page: Page, found: _Found) -> None:
         )
 
 
-def _context(config: SheepOpConfig | None) -> str:
+def _context(config: SheepOpConfig) -> str:
     """Says how much context each token has if rows overlap."""
-    stride = None if config is None else config.training.eval_stride
-    if config is None or stride is None:
+    stride = config.training.eval_stride
+    if stride is None:
         return ""
     length = config.data.max_length or config.model.max_seq_len
     return (

@@ -16,12 +16,9 @@ from sheepop.posttrain.example_store import TOKENS, read_example_manifest
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart
 
 
-def add_model(page: Page, config: SheepOpConfig | None) -> None:
+def add_model(page: Page, config: SheepOpConfig) -> None:
     """Adds the sizes of the model and the main settings of its training."""
     page.add_section("Model")
-    if config is None:
-        page.add_text("The configuration of the run cannot be read.")
-        return
     model = config.model
     page.add_facts(
         {
@@ -48,12 +45,12 @@ def add_model(page: Page, config: SheepOpConfig | None) -> None:
     )
 
 
-def trained_parameters(config: SheepOpConfig | None) -> int | None:
+def trained_parameters(config: SheepOpConfig) -> int | None:
     """The number of trained parameters, tied ones once; None while the vocabulary is unknown."""
-    return None if config is None or config.model.vocab_size is None else num_parameters(config.model)
+    return None if config.model.vocab_size is None else num_parameters(config.model)
 
 
-def read_data(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any]:
+def read_data(run: RunDirectory, config: SheepOpConfig) -> dict[str, Any]:
     """The manifest of the examples of a run, of its own corpus, or of the finished one that it reads.
 
     Raises `DataError` if there is none, or it cannot be read.

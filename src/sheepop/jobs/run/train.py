@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,14 @@ def train(
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run
 
-    with _locked(request), interrupts_advise(f"Resume with: {request.resume_command}"):
+    # The first rank keeps other processes from working on the run.
+    lock = RunDirectory(request.path).locked() if request.ranks.is_first else nullcontext(True)
+    with lock as is_locked, interrupts_advise(f"Resume with: {request.resume_command}"):
+        if not is_locked:
+            request.console.warn(
+                f"The file system of {request.path} does not support file locks. Make sure that no other process uses "
+                "this run."
+            )
         run = open_run(request)
         try:
             with run.times("Training"), build_trainer(run) as trainer:
@@ -86,21 +93,6 @@ def train(
             raise
         _report(run, outcome)
     return replace(outcome, seconds=run.times.seconds)
-
-
-@contextmanager
-def _locked(request: RunRequest) -> Iterator[None]:
-    """The first rank keeps other processes from working on the run."""
-    if not request.ranks.is_first:
-        yield
-        return
-    with RunDirectory(request.path).locked() as is_locked:
-        if not is_locked:
-            request.console.warn(
-                f"The file system of {request.path} does not support file locks. Make sure that no other process uses "
-                "this run."
-            )
-        yield
 
 
 def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
@@ -143,7 +135,7 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
         run.keep(run.record.with_times(run.times.seconds))
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
         completions = outcome.completions if outcome else ()
-        write_run_report(run.directory, scores, run.record, baselines=baselines, completions=completions)
+        write_run_report(run.directory, run.config, scores, run.record, baselines=baselines, completions=completions)
     except StorageError as error:
         if outcome is None:
             raise
