@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from sheepop.data import DataConfig, build_corpus
 from sheepop.generate import Completion
 from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run.open import task_of
 from sheepop.jobs.run.record import RunRecord, view_run_config
 from sheepop.jobs.run.report import write_run_report
 from sheepop.model import build_model
@@ -107,8 +110,14 @@ def train_row(step: int, **values: Any) -> dict[str, Any]:
     return {**row, "tokens": step * 128, "tokens_per_second": 900.0, "mfu": 0.4, "seconds": step * 2.5, **values}
 
 
-def report(run: RunDirectory, scores: TokenScores | None, record: RunRecord, **rest: Any) -> None:
-    write_run_report(run, view_run_config(run), scores, record, **rest)
+def report(
+    run: RunDirectory,
+    scores: TokenScores | None,
+    record: RunRecord,
+    manifest: Mapping[str, Any] = MappingProxyType({"examples": {}}),
+    **rest: Any,
+) -> None:
+    write_run_report(run, view_run_config(run), scores, record, manifest, **rest)
 
 
 def read(run: RunDirectory) -> ReadPage:
@@ -208,7 +217,7 @@ def test_counts_of_the_corpus(run: RunDirectory, record: RunRecord, tmp_path: Pa
     data = DataConfig(paths=(str(folder),), validation_fraction=0.2)
     tokenizer = TokenizerConfig(algorithm="char")
     corpus = build_corpus(data, tokenizer, run.corpus, seed=0, console=Console.silent())
-    report(run, None, record)
+    report(run, None, record, corpus.manifest)
     page = read(run)
     facts = page.facts["Data"]
     assert (facts["Inputs"], facts["Files found"], facts["Files read"]) == ("text", "33", "31")
@@ -230,8 +239,7 @@ def test_counts_of_a_finished_corpus_that_was_given(
     given = tmp_path / "corpus"
     build_corpus(DataConfig(paths=(str(text),)), TokenizerConfig(algorithm="char"), given, seed=0)
     config = config.replace(data={"paths": [str(given)]})
-    run.config_file.write_text(dump_config(config), encoding="utf-8")
-    report(run, None, record)
+    report(run, None, record, task_of(config, run, Console.silent()).manifest)
     assert read(run).facts["Data"]["Files read"] == "1"
 
 
@@ -303,34 +311,14 @@ def test_config_that_cannot_be_used_is_shown_as_it_is(
     run: RunDirectory, record: RunRecord, config: SheepOpConfig, text: str
 ) -> None:
     run.config_file.write_text(text, encoding="utf-8")
-    write_run_report(run, config, SCORES, record)
+    write_run_report(run, config, SCORES, record, {})
     page = read(run)
     assert page.texts["code"][-1] == text.translate({0: "\u2400", 1: "\u2401"})
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{", "was not found"),
-        ('{"format": "sheepop corpus",', "manifest.json is damaged"),
-        ('{"format": "sheepop corpus", "format_version": 99}', "corpus format 99"),
-    ],
-)
-def test_manifest_that_cannot_be_used_is_named(run: RunDirectory, record: RunRecord, content: str, words: str) -> None:
-    run.corpus.mkdir()
-    (run.corpus / "manifest.json").write_text(content, encoding="utf-8")
-    report(run, None, record)
-    page = read(run)
-    assert any(words in text for text in page.texts["p"])
-    assert "Data" not in page.facts
-
-
 def test_manifest_with_odd_entries_gives_a_report(run: RunDirectory, record: RunRecord) -> None:
     manifest = {"format": "sheepop corpus", "format_version": 1, "files": [], "documents": {"in": {}}}
-    run.corpus.mkdir()
-    text = json.dumps({**manifest, "tokens": {"splits": {"train": 5}}, "split": None})
-    (run.corpus / "manifest.json").write_text(text, encoding="utf-8")
-    report(run, None, record)
+    report(run, None, record, {**manifest, "tokens": {"splits": {"train": 5}}, "split": None})
     page = read(run)
     assert page.facts["Data"]["Files found"] == "–"
     assert ["Training", "–", "–", "–", "–"] in page.rows

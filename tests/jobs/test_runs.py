@@ -108,7 +108,8 @@ def test_a_run_has_one_score_and_before_it_is_finished_one_of_a_sample(folder: P
     (found,) = list_runs([run.path]).runs
     assert found.summary.is_sampled
     assert row(found.summary)[-2:] == ("3.5000 (sample)", "1.7500 (sample)")
-    write_run_report(run, view_run_config(run), None, RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, None, {}, {}))
+    record = RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, None, {}, {})
+    write_run_report(run, view_run_config(run), None, record, {})
     report = run.report.read_text(encoding="utf-8")
     assert "<dd>1.7500 (sample)</dd>" in report
     assert '"name":"This model (sample)"' in report

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.errors import DataError
 from sheepop.core.facts import counted
 from sheepop.core.json_lines import Rows, read_json_lines
 from sheepop.generate import Completion
@@ -35,7 +34,6 @@ from sheepop.jobs.run.report_facts import (
     add_model,
     add_request,
     add_stages,
-    read_data,
     trained_parameters,
 )
 from sheepop.report import (
@@ -95,17 +93,18 @@ def write_run_report(
     config: SheepOpConfig,
     scores: Scores | None,
     record: RunRecord,
+    manifest: Mapping[str, Any],
     *,
     baselines: Baselines | None = None,
     completions: Sequence[Completion] = (),
 ) -> None:
-    """Writes the report of `run`, which has the resolved settings `config`, from its files.
+    """Writes the report of `run`, which has the resolved settings `config` and data with this `manifest`.
 
     `scores` are those of the best checkpoint on the whole held-out text, None if nothing is held out or the run was
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
     file system refuses the write.
     """
-    found = _Found.read(run, config, record, scores, baselines, completions)
+    found = _Found.read(run, config, record, manifest, scores, baselines, completions)
     save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
@@ -118,7 +117,7 @@ def write_run_report(
     _add_curves(page, found)
     _add_training_samples(page, found)
     add_model(page, found.config)
-    add_data(page, found.data)
+    add_data(page, found.manifest)
     add_layout(page, found.run, found.record)
     add_stages(page, found.record)
     add_machine(page, found.record)
@@ -136,19 +135,18 @@ def write_run_report(
 class _Found:
     """What a report shows: the record and the files of a run, and its `scores` on the whole held-out text, if any.
 
-    `config_text` is the text of ``config.yaml``. `data` is the manifest of the data, or the reason why it cannot be
-    read.
+    `config_text` is the text of ``config.yaml``.
     """
 
     run: RunDirectory
     config: SheepOpConfig
     record: RunRecord
+    manifest: Mapping[str, Any]
     scores: Scores | None
     baselines: Baselines | None
     completions: Sequence[Completion]
     config_text: str
     has_ended_early: bool
-    data: dict[str, Any] | str
     metrics: Rows
     samples: Rows
 
@@ -158,6 +156,7 @@ class _Found:
         run: RunDirectory,
         config: SheepOpConfig,
         record: RunRecord,
+        manifest: Mapping[str, Any],
         scores: Scores | None,
         baselines: Baselines | None,
         completions: Sequence[Completion],
@@ -167,12 +166,8 @@ class _Found:
         except OSError as error:
             content = f"{run.config_file.name} cannot be read: {error.strerror}."
         early = ended_early(run, config)
-        try:
-            data: dict[str, Any] | str = read_data(run, config)
-        except DataError as error:
-            data = str(error)
         metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
-        return cls(run, config, record, scores, baselines, completions, content, early, data, metrics, samples)
+        return cls(run, config, record, manifest, scores, baselines, completions, content, early, metrics, samples)
 
     def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
         """The samples that have rewards, or the others."""

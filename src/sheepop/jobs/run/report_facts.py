@@ -7,12 +7,9 @@ from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import value_text
-from sheepop.core.errors import DataError
-from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, find_corpus, text
+from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, text
 from sheepop.model.accounting.parameters import num_parameters
-from sheepop.posttrain.example_store import TOKENS, read_example_manifest
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart
 
 
@@ -50,31 +47,13 @@ def trained_parameters(config: SheepOpConfig) -> int | None:
     return None if config.model.vocab_size is None else num_parameters(config.model)
 
 
-def read_data(run: RunDirectory, config: SheepOpConfig) -> dict[str, Any]:
-    """The manifest of the examples of a run, of its own corpus, or of the finished one that it reads.
-
-    Raises `DataError` if there is none, or it cannot be read.
-    """
-    found = find_corpus(run, config)
-    if run.examples.is_dir():
-        return read_example_manifest(run.examples / TOKENS)
-    if found is None:
-        raise DataError("The corpus of this run was not found.")
-    return read_manifest(found)
-
-
-def add_data(page: Page, manifest: dict[str, Any] | str) -> None:
-    """Adds what the manifest says of examples or a corpus, or the reason why there is none."""
+def add_data(page: Page, manifest: Mapping[str, Any]) -> None:
+    """Adds what the manifest says of examples or a corpus."""
     page.add_section("Data")
-    if isinstance(manifest, str):
-        page.add_text(manifest)
-    elif "examples" in manifest:
-        _add_examples(page, manifest)
-    else:
-        _add_corpus(page, manifest)
+    (_add_examples if "examples" in manifest else _add_corpus)(page, manifest)
 
 
-def _add_examples(page: Page, manifest: dict[str, Any]) -> None:
+def _add_examples(page: Page, manifest: Mapping[str, Any]) -> None:
     counts, tokens = entry(manifest, "examples"), entry(manifest, "tokens")
     page.add_facts(
         {
@@ -94,7 +73,7 @@ def _add_examples(page: Page, manifest: dict[str, Any]) -> None:
     )
 
 
-def _add_corpus(page: Page, manifest: dict[str, Any]) -> None:
+def _add_corpus(page: Page, manifest: Mapping[str, Any]) -> None:
     files, documents = entry(manifest, "files"), entry(manifest, "documents")
     page.add_facts(
         {

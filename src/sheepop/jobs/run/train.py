@@ -135,7 +135,15 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
         run.keep(run.record.with_times(run.times.seconds))
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
         completions = outcome.completions if outcome else ()
-        write_run_report(run.directory, run.config, scores, run.record, baselines=baselines, completions=completions)
+        write_run_report(
+            run.directory,
+            run.config,
+            scores,
+            run.record,
+            run.task.manifest,
+            baselines=baselines,
+            completions=completions,
+        )
     except StorageError as error:
         if outcome is None:
             raise
