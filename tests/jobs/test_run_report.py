@@ -21,8 +21,8 @@ from sheepop.cli.main import app
 from sheepop.core.config import dump_config, validate
 from sheepop.core.console import Console
 from sheepop.data import DataConfig, build_corpus
+from sheepop.evaluate.baselines import Baselines
 from sheepop.generate import Completion
-from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.run.record import RunRecord, view_run_config

@@ -14,8 +14,8 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
+from sheepop.evaluate.baselines import compress_validation
 from sheepop.generate import GenerationConfig
-from sheepop.jobs.baselines import compress_validation
 from sheepop.jobs.config import read_settings
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.run.open import OpenRun

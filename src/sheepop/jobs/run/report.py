@@ -14,8 +14,8 @@ from typing import Any
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.facts import counted
 from sheepop.core.json_lines import Rows, read_json_lines
+from sheepop.evaluate.baselines import Baselines
 from sheepop.generate import Completion
-from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
     RunRecord,

@@ -18,8 +18,8 @@ from sheepop.data.download.catalog import HUB
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
+    from sheepop.evaluate.baselines import Baselines
     from sheepop.generate import Completion
-    from sheepop.jobs.baselines import Baselines
     from sheepop.jobs.run.open import OpenRun
     from sheepop.train import Scores
 
