@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of tokens of the sequence once these are stored."""
+        """The number of stored tokens of the sequence after these."""
         return self.start + self.count
 
 

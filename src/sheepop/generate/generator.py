@@ -35,9 +35,10 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class _KeptEngine:
-    """An engine that stays for the next call; `is_limited` if memory had no room for more blocks.
+    """An engine that is kept for the next call with requests of the same `kind`.
 
-    It suits requests of the same `kind`. Once the weights have other `versions`, its keys and values are forgotten.
+    `is_limited` is true if memory had no room for more blocks. Once the weights have other `versions`, its keys and
+    values are forgotten.
     """
 
     engine: Engine
@@ -251,7 +252,7 @@ class Generator:
         return engine
 
     def _versions(self) -> tuple[int, ...] | None:
-        """How often each weight was changed in place; None if that is unknown, or if the network is watched."""
+        """How often each weight was changed in place; None if that is unknown, or if a probe watches the network."""
         if someone_watches() or any(tensor.is_inference() for tensor in self._weights):
             return None
         return tuple(tensor._version for tensor in self._weights)

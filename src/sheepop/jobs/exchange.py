@@ -74,10 +74,11 @@ def export_model(
     `format` is ``hf``, a directory for transformers; ``gguf``, a file for llama.cpp; or ``peft``, only the LoRA adapter
     of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` makes the weights smaller
     (``q8_0``, ``q6_k``, ``q5_k_m``, ``q5_0``, ``q4_k_m`` or ``q4_0``), and `with_tokenizer` false leaves the tokenizer
-    out for programs with their own. An adapter is merged into the weights, of integers into the floats that they stand
-    for, which is exact; `merge` requires that there is one. For ``hf``, weights larger than `max_shard_size` (None:
-    5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the reasons if the format cannot
-    express the model, and `UsageError` for settings that exclude each other or an `output` in use.
+    out for programs with their own. An adapter is merged into the weights; integer weights first become the floats that
+    they stand for, which is exact. `merge` requires that there is an adapter. For ``hf``, weights larger than
+    `max_shard_size` (None: 5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the
+    reasons if the format cannot express the model, and `UsageError` for settings that exclude each other or an `output`
+    in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")

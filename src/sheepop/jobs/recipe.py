@@ -329,7 +329,7 @@ def _sizes(size: Size, model: Mapping[str, Any], max_length: int | None) -> dict
 
 
 def _nearest(size: Size, model: Mapping[str, Any]) -> Size:
-    """`size`, or for other layers or width the entry of SIZES with the closest number of weights."""
+    """`size`; if the model has other layers or another width, the entry of SIZES closest in number of weights."""
     layers, width = _size(model, "num_layers"), _size(model, "d_model")
     if layers is None or width is None or 12 * layers * width**2 == size.weights:
         return size

@@ -25,7 +25,7 @@ def entered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns the sum over ranks; each rank has the gradient of the sum."""
+    """Returns the sum over ranks; in the backward pass each rank gets the gradient of the sum."""
     return exchanged(x, _sum, _same, group)
 
 
@@ -40,7 +40,7 @@ def scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def part(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns this rank's tokens of an x that all ranks have; gathers the gradients."""
+    """Returns this rank's tokens of x, which all ranks have; the backward pass gathers their gradients."""
     return exchanged(x, _part, _gather, group)
 
 

@@ -323,7 +323,7 @@ class _ByTokens(Transformer):
 
 
 class _WritesTogether(Transformer):
-    """A network that writes: each rank computes the logits of some rows of the head, which all of them have."""
+    """A network that generates: each rank computes the logits of some rows of the head, and gathers the others."""
 
     ranks: SharingRanks
 

@@ -103,7 +103,7 @@ class Trainer:
         return self.state
 
     def _step(self) -> None:
-        """One optimizer step over the global batch, unless its numbers are in trouble."""
+        """Takes one optimizer step over the global batch, unless its numbers are in trouble."""
         self.checkpointer.check()
         state, rate = self.state, self.schedule(self.agenda.pace.place(self.state.step))
         scale = state.loss_scale
@@ -284,7 +284,7 @@ class Trainer:
             raise StopRequestedError
 
     def _abandoned_on_signal(self) -> AbstractContextManager[None]:
-        """A block of work that a signal ends at once, unless other ranks would then wait for this one forever."""
+        """Lets a signal end the block at once, unless other ranks would then wait for this one forever."""
         return self._interruption.leaving() if self.runner.placement.may_be_left else nullcontext()
 
     @contextmanager

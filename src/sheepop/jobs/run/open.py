@@ -205,7 +205,7 @@ def _resumed(request: RunRequest, stored: StoredRun, start: Start, device: str) 
 
 
 def _is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
-    """Whether `path` names the model in the record of a fork, also as the run whose checkpoint it was."""
+    """Whether `path` is the model in the record of a fork, or the run whose checkpoint that was."""
     if recorded is None:
         return False
     before, now = Path(str(recorded.get("path"))), path.resolve()

@@ -153,7 +153,7 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
 
 
 def _report_failure(run: OpenRun) -> None:
-    """Reports a run that ended with an error, which a failing report must not hide."""
+    """Writes the report of a run that ended with an error; a failure of the report must not hide that error."""
     try:
         _report(run, None)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a run on examples would learn, and how, to look at before it starts."""
+"""Shows what a run on examples would learn, and how, before it starts."""
 
 from __future__ import annotations
 
