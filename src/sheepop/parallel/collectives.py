@@ -35,7 +35,7 @@ def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns this rank's tokens of the sum over ranks; gathers the gradients."""
+    """Returns this rank's tokens of the sum over ranks; the backward pass gathers their gradients."""
     return exchanged(x, _scatter, _gather, group)
 
 
@@ -50,7 +50,7 @@ def whole(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns x for a layer that all ranks compute alike; of summed gradients only the first rank's counts."""
+    """Returns x for a layer that all ranks compute alike; when gradients are summed, only the first rank's counts."""
     return exchanged(x, _same, _of_the_first, group)
 
 

@@ -255,7 +255,7 @@ def _cut(numbers: float, padded: float, pieces: int, replicas: int, itemsize: in
 
 
 def share_of_others(ranks: int) -> float:
-    """Returns the share that a rank sends of what `ranks` gather, scatter or exchange."""
+    """Returns which share of a tensor a rank sends when `ranks` gather, scatter or exchange it."""
     return (ranks - 1) / ranks
 
 
@@ -269,7 +269,7 @@ def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]
 
 
 def _split_outside(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
-    """As `_split_in_block`, for a parameter outside blocks."""
+    """Does the same as `_split_in_block` for a parameter outside blocks."""
     is_split = name in ("embedding.weight", "lm_head.weight", "lm_head.bias") and parameter.shape[0] % count == 0
     return (count if is_split else 1), 1
 

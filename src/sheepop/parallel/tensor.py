@@ -279,7 +279,7 @@ class _SomeLogits(LayerPart):
         return None if self.bias is None else here(cast(Tensor, self.bias))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the logits of the whole vocabulary, gathered, with which every rank computes the same."""
+        """Returns the gathered logits of the whole vocabulary, the same on every rank."""
         logits = nn.functional.linear(hidden, self.own_weight)
         if (factors := self.added(hidden)) is not None:  # type: ignore[operator]
             logits = logits + nn.functional.linear(*factors).to(logits.dtype)

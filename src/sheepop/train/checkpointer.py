@@ -70,7 +70,7 @@ class BackgroundWriter:
 
 @dataclass(frozen=True)
 class Share:
-    """The tensors that this rank writes, the rank that writes each of all tensors, and the bytes of all tensors."""
+    """The tensors that this rank writes, the writing rank of every tensor, and the bytes of all tensors."""
 
     tensors: dict[str, Tensor]
     writers: dict[str, int]

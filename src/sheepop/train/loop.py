@@ -181,7 +181,7 @@ class Trainer:
         self.journal.moved(self.state.step - state.step)
 
     def _step_to_go_back_to(self) -> int | None:
-        """The newest undamaged checkpoint, or an earlier one if the run went back to that before; None to give up."""
+        """The newest undamaged checkpoint, or the one before if the run went back to it already; None to give up."""
         config: TroubleConfig = self.trouble
         if self.state.rewinds >= config.max_rewinds:
             return None

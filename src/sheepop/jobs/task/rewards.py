@@ -336,7 +336,7 @@ class GroupPolicyTask(PolicyTask):
 
     @property
     def answers(self) -> int:
-        """The size of a group."""
+        """The answers to a prompt: the size of a group."""
         return self.settings.group_size
 
     def method(self) -> RewardMethod:

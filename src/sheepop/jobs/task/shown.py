@@ -88,7 +88,7 @@ class Decision:
 
     @classmethod
     def of(cls, task: ExampleTask, model: Path, given: Mapping[str, Any] = MappingProxyType({})) -> Decision:
-        """Tokenises all examples as a run from `model` does, which says the same; raises as that.
+        """Tokenises all examples as a run from `model` would, with the same messages and errors.
 
         `given` is the tree of settings as the user gave it.
         """
