@@ -250,7 +250,7 @@ class BlockManager:
         return block
 
     def _content(self, table: BlockTable, tokens: tuple[int, ...]) -> int:
-        """Returns a number for a block's tokens together with all tokens before them; equal ones have the same number."""
+        """Returns a number for a block's tokens and all tokens before them; equal ones have the same number."""
         key = (table.chain[-1] if table.chain else table.salt, tokens)
         if key not in self._contents:
             self._contents[key], self._keys[self._next_content] = self._next_content, key
