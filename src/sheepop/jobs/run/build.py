@@ -82,8 +82,8 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
     interval = config.evaluation.interval or settings.eval_interval or settings.checkpoint_interval
     with (
         parts.checkpointer.naming_the_last(resume_command(run.directory.path)),
-        ranks.ending_together(),
         _logged(run, parts, state, layout) as (around_step, journal),
+        ranks.ending_together(),
     ):
         yield Trainer(
             runner=StepRunner(
