@@ -7,7 +7,8 @@ import pytest
 
 from sheepop.core.errors import Interrupted, UsageError
 from sheepop.data.download import download as module
-from sheepop.jobs.data import download, parse_size
+from sheepop.jobs.data import download
+from sheepop.report.formatting import parse_size
 
 
 @pytest.mark.parametrize(

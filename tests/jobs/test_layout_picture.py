@@ -11,7 +11,6 @@ import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.layout_picture import SharedStep, draw_layout, exchanges
 from sheepop.jobs.run.plan import Planned
 from sheepop.jobs.run.record import LAYOUT, RunRecord
 from sheepop.jobs.run.report_facts import add_layout
@@ -21,6 +20,7 @@ from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import Ranks
 from sheepop.report import Page
+from sheepop.train.layout_picture import SharedStep, draw_layout, exchanges
 
 from ..command_line import in_process
 

@@ -15,7 +15,7 @@ from sheepop.core.config import dump_config, validate
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.listing import compare_runs, list_runs, row, write_comparison
-from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.record import RunRecord, view_run_config
 from sheepop.jobs.run.report import write_run_report
 
 MODEL = {"vocab_size": 300, "d_model": 32, "num_layers": 2, "num_heads": 4, "max_seq_len": 64}
@@ -108,7 +108,8 @@ def test_a_run_has_one_score_and_before_it_is_finished_one_of_a_sample(folder: P
     (found,) = list_runs([run.path]).runs
     assert found.summary.is_sampled
     assert row(found.summary)[-2:] == ("3.5000 (sample)", "1.7500 (sample)")
-    write_run_report(run, None, RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, None, {}, {}))
+    record = RunRecord("0.1.0", "c" * 64, "t" * 64, 93e9, None, {}, {})
+    write_run_report(run, view_run_config(run), None, record, {})
     report = run.report.read_text(encoding="utf-8")
     assert "<dd>1.7500 (sample)</dd>" in report
     assert '"name":"This model (sample)"' in report

@@ -20,7 +20,7 @@ from sheepop.evaluate.questions import questions_of
 from sheepop.generate import Generator
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.open import find_resumable
-from sheepop.jobs.run.record import RunRecord
+from sheepop.jobs.run.record import RunRecord, view_run_config
 from sheepop.jobs.run.report import write_run_report
 from sheepop.jobs.task.evaluations import EvaluationSet
 
@@ -128,7 +128,7 @@ def test_models_that_answer_nothing_are_not_asked(configured: Callable[..., Shee
 def test_the_report_has_a_curve_for_every_measure(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
     outcome = train(configured(tmp_path / "run", *STEPS, "evaluation.tasks=[copying,brackets]"))
     run = RunDirectory.open(outcome.run)
-    write_run_report(run, outcome.scores, RunRecord.read(run))
+    write_run_report(run, view_run_config(run), outcome.scores, RunRecord.read(run), {})
     page = run.report.read_text()
     for measure in ("accuracy", "bits of the answer", "calibration error"):
         assert f"What it can do: {measure}" in page

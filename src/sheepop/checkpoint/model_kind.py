@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -119,3 +120,25 @@ def is_gguf_path(path: str) -> bool:
         and path.isprintable()
         and not any(part.startswith((".", "/")) or "\\" in part for part in parts)
     )
+
+
+def require_free(output: Path, overwrite: bool, what: str, may_replace: Callable[[Path], bool]) -> None:
+    """Raises `UsageError` if `output` exists, unless `overwrite` is true and `may_replace` accepts it.
+
+    An empty directory is free. `what` names in the message what may be replaced.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not may_replace(output):
+        raise UsageError(f"{output} already exists and is not {what}. Choose another place.")
+    if not overwrite:
+        raise UsageError(f"{output} already exists. Choose another place, or replace it with --overwrite.")
+
+
+def require_apart(source: Path, output: Path) -> None:
+    """Raises `UsageError` if `output` is `source`, is inside it or contains it: the source must not change."""
+    here, there = source.resolve(), output.resolve()
+    if source.is_dir() and (here == there or here in there.parents):
+        raise UsageError(f"{output} is inside {source}, which must not change. Choose a place outside it.")
+    if there in here.parents:
+        raise UsageError(f"{output} contains {source}, which must not change. Choose another place.")

@@ -66,6 +66,10 @@ class Rows(NamedTuple):
         """The last row of `split`; empty if there is none."""
         return next((row for row in reversed(self.rows) if row.get("split") == split), {})
 
+    def at(self, step: int, split: str) -> dict[str, Any]:
+        """The row of `split` at `step`; empty if there is none."""
+        return next((row for row in self.rows if row.get("split") == split and row.get("step") == step), {})
+
 
 def read_json_lines(path: Path) -> Rows:
     """The rows of a JSON-lines file; an absent file has none."""

@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of tokens of the sequence once these are stored."""
+        """The number of stored tokens of the sequence after these."""
         return self.start + self.count
 
 
@@ -248,7 +248,7 @@ class BlockManager:
         return block
 
     def _content(self, table: BlockTable, tokens: tuple[int, ...]) -> int:
-        """Returns the number of a block's tokens after all before them; equal ones have the same number."""
+        """Returns a number for a block's tokens and all tokens before them; equal ones have the same number."""
         key = (table.chain[-1] if table.chain else table.salt, tokens)
         if key not in self._contents:
             self._contents[key], self._keys[self._next_content] = self._next_content, key

@@ -226,7 +226,7 @@ class Engine:
         return updates
 
     def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
-        """Adds the request's texts to a step, with their logits from row `first` on to those that are `used`.
+        """Adds the request's texts to a step; their logits are appended to those that are `used`, from row `first` on.
 
         New candidates share those of the first.
         """
@@ -333,8 +333,8 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
 class _Step:
     """A step whose results were not read yet.
 
-    `spans` are the texts that it continues: how many of their tokens are stored, and from which to which of the `rows`
-    what was `sampled` is theirs.
+    `spans` has for each text that it continues: the text, how many of its tokens are stored, and the first and the end
+    of its `rows`, for which tokens were `sampled`.
     """
 
     spans: list[tuple[Candidate, int, int, int]] = field(default_factory=list)

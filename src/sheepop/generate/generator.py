@@ -38,7 +38,8 @@ OnText = Callable[[int, str], None]
 class _KeptEngine:
     """An engine that stays for the next call.
 
-    It suits requests of the same `kind`. Once the weights have other `versions`, its keys and values are forgotten.
+    `is_limited` is true if memory had no room for more blocks. Once the weights have other `versions`, its keys and
+    values are forgotten.
     """
 
     engine: Engine
@@ -249,7 +250,7 @@ class Generator:
         return engine
 
     def _versions(self) -> tuple[int, ...] | None:
-        """How often each weight was changed in place; None if that is unknown, or if the network is watched."""
+        """How often each weight was changed in place; None if that is unknown, or if a probe watches the network."""
         if someone_watches() or any(tensor.is_inference() for tensor in self._weights):
             return None
         return tuple(tensor._version for tensor in self._weights)

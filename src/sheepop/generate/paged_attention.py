@@ -135,7 +135,10 @@ class StaticPass:
         self._move(moved)
 
     def _move(self, parts: Sequence[NDArray[np.int64]]) -> None:
-        """Copies the numbers to the device, and the changed rows of the tables: their indices, and those of kinds."""
+        """Copies the numbers to the device, and the changed rows of the block tables.
+
+        `parts` are the indices of these rows, then their new content in the table of each kind.
+        """
         packed = np.concatenate([part.reshape(-1) for part in (self._numbers, *parts)])
         numbers, rows, *tables = upload(torch.from_numpy(packed), self._on_device.device).split(  # type: ignore[no-untyped-call]
             [self._numbers.size, *(part.size for part in parts)]
@@ -272,7 +275,7 @@ def _paged_kernel(kind: AttentionKind, native: bool) -> Callable[..., Tensor] | 
 
 
 class _Groups:
-    """Groups the tokens of a pass for the layers of `kind`, whose blocks have the kind `number`."""
+    """The groups of tokens that attend together in the layers of `kind`; `number` is the kind of their blocks."""
 
     def __init__(self, kind: AttentionKind, current: Pass, number: int) -> None:
         self._kind, self._current, self._number = kind, current, number

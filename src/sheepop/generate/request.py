@@ -264,7 +264,7 @@ class Candidate:
         return self._show(shown if found else shown + self._stop.finish())
 
     def _end(self, reason: FinishReason) -> None:
-        """Ends the text without the tokens that are not known yet, which nobody will see."""
+        """Ends the text and drops the tokens that are not known yet."""
         self.finish_reason = reason
         del self.context[len(self.context) - self._num_unknown :]
         self._num_unknown = 0
@@ -356,7 +356,7 @@ class Request:
             self.branches = [Branch(first.context, self.salt, adapter=adapter)]
 
     def begin(self, share: Share) -> None:
-        """Keeps of the first step how long the request waited, and how many tokens of its prompt were in the cache."""
+        """Records at the first step how long the request waited, and how many tokens of its prompt were cached."""
         self.num_cached = sum(grant.chunk.start for grant in share.grants)
         self.seconds_waited, self.is_new = time.monotonic() - self._made, False
 

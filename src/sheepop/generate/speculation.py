@@ -75,7 +75,7 @@ class _Index:
         self._ends: dict[tuple[int, ...], int] = {}
 
     def read(self, tokens: list[int]) -> None:
-        """Adds the new tokens; an n-gram is indexed once a token follows it."""
+        """Reads the new tokens; an n-gram is indexed once a token follows it."""
         for end in range(len(self._tokens), len(tokens)):
             for size in self._sizes:
                 if end >= size:

@@ -151,7 +151,7 @@ def _key_reaching(keys, exists, target):
 
 @triton.jit
 def _block(gaps, ids, kept, start, key, last, BLOCK: tl.constexpr):
-    """The gaps, keys and ids of a block of tokens, and which of them are not behind the end (`key`, `last`)."""
+    """The gaps, keys and ids of a block of tokens, and which of them come no later than the end (`key`, `last`)."""
     at = start + tl.arange(0, BLOCK)
     gap = tl.load(gaps + at, mask=at < kept, other=float("inf"))
     token = tl.load(ids + at, mask=at < kept, other=0)

@@ -88,7 +88,7 @@ class ModelSpeaker:
             self._template.close()
 
     def _fitting(self, template: ChatTemplate, messages: list[Message], config: GenerationConfig) -> list[int]:
-        """The tokens of the prompt, without the oldest messages if they and an answer do not fit the context."""
+        """The tokens of the prompt; the oldest messages are left out if they and an answer do not fit the context."""
         longest = self._generator.model.config.max_seq_len
         room = longest - min(config.max_new_tokens, longest // 4)
         first = 1 if messages[0]["role"] == "system" else 0

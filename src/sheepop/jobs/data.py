@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,18 +22,13 @@ from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
+from sheepop.report.formatting import parse_size
 
 if TYPE_CHECKING:
     from sheepop.data import Query
     from sheepop.jobs.task.examples import ExampleTask
 
 EngineName = Literal["local", "ray"]
-_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
-_UNITS = {"": 1, "b": 1} | {
-    f"{letter}{rest}": base**power
-    for power, letter in enumerate("kmgt", start=1)
-    for rest, base in (("", 1000), ("b", 1000), ("ib", 1024))
-}
 
 
 def build(
@@ -170,15 +164,6 @@ def download(
 
     with interrupts_advise("What was downloaded is kept; run the same command again to resume."):
         return download_dataset(name, Path(output), limit=num_bytes, token=token, console=console)
-
-
-def parse_size(text: str) -> int:
-    """A size such as ``100MB``, ``1.5 GiB`` or ``4096`` in bytes; raises `UsageError` for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    factor = _UNITS.get(match["unit"].lower()) if match is not None else None
-    if match is None or factor is None:
-        raise UsageError(f"{text!r} is not a size. Write it as 100MB, 1.5GB, 64MiB or a number of bytes.")
-    return round(float(match["number"]) * factor)
 
 
 def show_step(directory: Path, step: int, console: Console | None = None) -> Iterator[tuple[int, Origin]]:

@@ -14,6 +14,7 @@ from sheepop.core.machine import usable_cores
 from sheepop.core.sandbox import Limits, Sandbox
 from sheepop.data import Corpus
 from sheepop.evaluate.answers import answers_of
+from sheepop.evaluate.baselines import Texts, compress
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.code import evaluate_code, read_problems
 from sheepop.evaluate.contamination import shares_in_training, with_contamination
@@ -24,7 +25,6 @@ from sheepop.evaluate.questions import CLOZE, MADE, is_own, questions_of
 from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
 from sheepop.generate import GenerationConfig
-from sheepop.jobs.baselines import Texts, compress
 from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_evaluations
 from sheepop.tokenizer import ChatTemplate
 

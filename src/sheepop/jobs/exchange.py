@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from sheepop.checkpoint.identity import identities
 from sheepop.checkpoint.lazy_tensor import ForeignModel, converted, dtype_named, total_bytes, watched
 from sheepop.checkpoint.model_description import read_adapter_config
 from sheepop.checkpoint.model_directory import open_model
-from sheepop.checkpoint.model_kind import is_gguf, is_model
+from sheepop.checkpoint.model_kind import is_gguf, is_model, require_apart, require_free
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import CHECKSUMS, atomic_directory, write_json
-from sheepop.jobs.data import parse_size
+from sheepop.report.formatting import parse_size
 
 _FORMATS = ("hf", "gguf", "peft")
 _QUANTISED = tuple(name for name in MIXTURES if name.startswith("q"))
@@ -75,10 +74,11 @@ def export_model(
     `format` is ``hf``, a directory for transformers; ``gguf``, a file for llama.cpp; or ``peft``, only the LoRA adapter
     of a model, for Hugging Face's PEFT. `dtype` converts the weights. For GGUF, `quantize` makes the weights smaller
     (``q8_0``, ``q6_k``, ``q5_k_m``, ``q5_0``, ``q4_k_m`` or ``q4_0``), and `with_tokenizer` false leaves the tokenizer
-    out for programs with their own. An adapter is merged into the weights, of integers into the floats that they stand
-    for, which is exact; `merge` requires that there is one. For ``hf``, weights larger than `max_shard_size` (None:
-    5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the reasons if the format cannot
-    express the model, and `UsageError` for settings that exclude each other or an `output` in use.
+    out for programs with their own. An adapter is merged into the weights; integer weights first become the floats that
+    they stand for, which is exact. `merge` requires that there is an adapter. For ``hf``, weights larger than
+    `max_shard_size` (None: 5GB) are split into several files. Returns a summary. Raises `CheckpointError` with the
+    reasons if the format cannot express the model, and `UsageError` for settings that exclude each other or an `output`
+    in use.
     """
     if format not in _FORMATS:
         raise UsageError(f"format {format!r} is not known. Give one of {', '.join(_FORMATS)}.")
@@ -191,28 +191,6 @@ def _shard_limit(max_shard_size: str | None) -> int:
     if limit < 1:
         raise UsageError(f"{max_shard_size!r} is not a size that weights fit into. Write it as 500MB or 5GB.")
     return limit
-
-
-def require_free(output: Path, overwrite: bool, what: str, may_replace: Callable[[Path], bool]) -> None:
-    """Raises `UsageError` if `output` exists, unless `overwrite` is true and `may_replace` accepts it.
-
-    An empty directory is free. `what` names in the message what may be replaced.
-    """
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not may_replace(output):
-        raise UsageError(f"{output} already exists and is not {what}. Choose another place.")
-    if not overwrite:
-        raise UsageError(f"{output} already exists. Choose another place, or replace it with --overwrite.")
-
-
-def require_apart(source: Path, output: Path) -> None:
-    """Raises `UsageError` if `output` is `source`, is inside it or contains it: the source must not change."""
-    here, there = source.resolve(), output.resolve()
-    if source.is_dir() and (here == there or here in there.parents):
-        raise UsageError(f"{output} is inside {source}, which must not change. Choose a place outside it.")
-    if there in here.parents:
-        raise UsageError(f"{output} contains {source}, which must not change. Choose another place.")
 
 
 def _is_export(directory: Path) -> bool:

@@ -16,10 +16,9 @@ from sheepop.data import BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import Stages
 from sheepop.jobs.run.open import task_of
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.resolve import build_network, bytes_of_a_step, prepare_process
+from sheepop.jobs.run.resolve import build_network, in_memory, prepare_process
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.report import range_test_figure, save_png
-from sheepop.train.activation_checkpointing import resolve_activation_checkpointing
 from sheepop.train.budget import runner_here
 from sheepop.train.precision import candidates, initial_loss_scale
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
@@ -68,10 +67,7 @@ def _test(task: Task, device: str) -> RangeTest:
     config, console = task.config, task.console
     batches = task.batches()
     precision = candidates(config.training.precision, device)[-1]
-    training = config.training.replace(precision=precision)
-    training = resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(config, training, batches.max_length, device), device
-    )
+    training = in_memory(task, config.training.replace(precision=precision), {}, device, chooses_rows=False)
     order = SampleOrder(batches.num_samples, config.seed)
     task = task.with_config(with_training(config, training))
     model = build_network(task, device)

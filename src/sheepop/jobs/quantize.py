@@ -12,12 +12,11 @@ from sheepop.adapt.quantization import QUANTIZED, dequantized, input_importance,
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.identity import identities
-from sheepop.checkpoint.model_kind import BASE, is_model
+from sheepop.checkpoint.model_kind import BASE, is_model, require_apart, require_free
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.likelihood import Score, score_text
-from sheepop.jobs.exchange import require_apart, require_free
 from sheepop.model import Transformer
 
 # Number and length of the texts that the model generates for the measurement.

@@ -15,8 +15,8 @@ from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, UsageError
 from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
+from sheepop.evaluate.baselines import Baselines, compress_validation
 from sheepop.generate import Completion, GenerationConfig
-from sheepop.jobs.baselines import Baselines, compress_validation
 from sheepop.jobs.config import read_settings
 from sheepop.jobs.generate import load_generator
 from sheepop.jobs.recipe import EXPORTABLE

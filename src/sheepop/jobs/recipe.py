@@ -136,17 +136,20 @@ def complete(draft: Draft, speed: Callable[[str], float], console: Console) -> C
     if not config.data.paths or not _choices(SIZES[0], given, 0, keeps_model):
         return Completed(config, {})
     start = None if draft.fork is None else _Start.read(draft.fork, config, given)
-    if config.tuning.method is not None:
-        chosen, basis = _for_model(given, start)
-    else:
+    if config.tuning.method is None:
         chosen, basis = _for_text(given, config, speed, start)
-    config, found = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
-    if found:
-        settings = " ".join(f"{key}={value_text(value)}" for key, value in found.items())
+    else:
+        weights, reason = (_FEW_WEIGHTS, None) if start is None else (start.weights, start.why_lora)
+        adapter = {} if reason is None else {"tuning": {"lora": {"rank": LoraConfig().rank}}}
+        found = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
+        chosen, basis = merge(found, adapter), f"a model of {weights:,} parameters{reason or ''}"
+    config, by_key = validate(SheepOpConfig, merge(chosen, given)), dict(leaves(chosen))
+    if by_key:
+        settings = " ".join(f"{key}={value_text(value)}" for key, value in by_key.items())
         console.info(f"Chosen for {basis}; give a key to override it: {settings}")
         if chosen.get("model", {}).keys() & config.model.own_parts.keys():
             console.info(f"{own_parts_words(config)}: --exportable chooses one that other programs run, too.")
-    return Completed(config, found)
+    return Completed(config, by_key)
 
 
 def own_parts_words(config: SheepOpConfig) -> str | None:
@@ -173,14 +176,6 @@ def _for_text(
     return chosen, basis
 
 
-def _for_model(given: Mapping[str, Any], start: _Start | None) -> tuple[dict[str, dict[str, Any]], str]:
-    """The choices for post-training, and what they are based on: the size of the model, and the reason for LoRA."""
-    weights, reason = (_FEW_WEIGHTS, None) if start is None else (start.weights, start.why_lora)
-    adapter = {} if reason is None else {"tuning": {"lora": {"rank": LoraConfig().rank}}}
-    chosen = _choices(SIZES[0], merge(given, adapter), 0, keeps_model=True, weights=weights)
-    return merge(chosen, adapter), f"a model of {weights:,} parameters{reason or ''}"
-
-
 @dataclass(frozen=True)
 class _Start:
     """The model that a run starts from: its context, its weights, and the reason to train only an adapter, if any."""
@@ -201,11 +196,11 @@ class _Start:
         from sheepop.train.activation_checkpointing import usable_memory
 
         place = resolve_model_directory(fork)
-        network, reason = read_model_config(place), None
+        network, reason, are_integers = read_model_config(place), None, read_quantization(place) is not None
         if requested.tuning.method is not None and "lora" not in _section(given, "tuning"):
             needed = training_bytes(network, requested.training.optimizer, "fp32").total
             usable = usable_memory(requested.training, resolve_device(requested.device))
-            if read_quantization(place) is not None:
+            if are_integers:
                 reason = ", which are integers"
             elif needed > usable:
                 reason = f", whose training needs over {data_size(needed)} of memory ({data_size(usable)} are to use)"
@@ -344,7 +339,7 @@ def _sizes(size: Size, model: Mapping[str, Any], max_length: int | None) -> dict
 
 
 def _nearest(size: Size, model: Mapping[str, Any]) -> Size:
-    """`size`, or for other layers or width the entry of SIZES with the closest number of weights."""
+    """`size`; if the model has other layers or another width, the entry of SIZES closest in number of weights."""
     layers, width = _size(model, "num_layers"), _size(model, "d_model")
     if layers is None or width is None or 12 * layers * width**2 == size.weights:
         return size

@@ -25,7 +25,7 @@ def entered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns the sum over ranks; each rank has the gradient of the sum."""
+    """Returns the sum over ranks; in the backward pass each rank gets the gradient of the sum."""
     return exchanged(x, _sum, _same, group)
 
 
@@ -35,12 +35,12 @@ def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns this rank's tokens of the sum over ranks; gathers the gradients."""
+    """Returns this rank's tokens of the sum over ranks; the backward pass gathers their gradients."""
     return exchanged(x, _scatter, _gather, group)
 
 
 def part(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns this rank's tokens of an x that all ranks have; gathers the gradients."""
+    """Returns this rank's tokens of x, which all ranks have; the backward pass gathers their gradients."""
     return exchanged(x, _part, _gather, group)
 
 
@@ -50,7 +50,7 @@ def whole(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Returns x for a layer that all ranks compute alike; of summed gradients only the first rank's counts."""
+    """Returns x for a layer that all ranks compute alike; when gradients are summed, only the first rank's counts."""
     return exchanged(x, _same, _of_the_first, group)
 
 

@@ -126,7 +126,7 @@ def run_on_this_machine(launch: Launch, console: Console) -> int:
 
 
 def _leave_the_first_to_the_ranks(console: Console) -> None:
-    """Ignores the first Ctrl-C, on which the ranks, which get it too, save and end; a second one ends this process."""
+    """Ignores the first Ctrl-C, because the ranks get it too, save and end; a second one ends this process."""
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.getsignal(signal.SIGINT)

@@ -135,7 +135,7 @@ class Layout:
         return _mesh(device, {PIPELINE: self.config.pipeline, **sizes})
 
     def expert_mesh(self, device: str) -> DeviceMesh | None:
-        """Returns the ranks as (stages, replicas of experts, pieces of one, expert ranks), None if `mesh` serves.
+        """Returns the ranks as (stages, replicas of experts, pieces of one, expert ranks); None if `mesh` is used.
 
         Experts treat tensor ranks like all other ranks, because each has tokens of its own.
         """

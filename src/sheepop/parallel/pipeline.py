@@ -276,7 +276,7 @@ def waiting(spans: Sequence[Span]) -> float:
 
 
 def _done(work: Work) -> Work:
-    """Returns the part of `work` that other passes wait for: of a backward pass the gradients of its inputs."""
+    """Returns the part of `work` that other passes wait for; for a backward pass, the gradients of its inputs."""
     return replace(work, kind=OF_INPUTS) if work.kind == BACKWARD else work
 
 

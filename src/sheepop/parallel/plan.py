@@ -209,7 +209,7 @@ def _of_attention(
 
 
 def _neighbours(config: ParallelConfig, stages: Sequence[StageMemory]) -> int:
-    """Returns to how many stages on other ranks these send the residual stream or its gradient."""
+    """Returns the number of stages on other ranks to which these send the residual stream or its gradient."""
     here = {stage.number for stage in stages}
     others = {(number, number + step) for number in here for step in (-1, 1)}
     return sum(0 <= other < config.num_stages and other not in here for _, other in others)

@@ -12,12 +12,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sheepop import __version__
 from sheepop.core.device import resolve_device
-from sheepop.core.errors import ConfigError, DeviceError, EndedWithOthers, RanksError, SheepOpError, first_few
+from sheepop.core.errors import (
+    ENDING_SIGNALS,
+    ConfigError,
+    DeviceError,
+    EndedWithOthers,
+    Interrupted,
+    RanksError,
+    SheepOpError,
+    first_few,
+)
 from sheepop.parallel.rendezvous import ARRIVAL, arrival, has_agent, met, unfound, variable
 
 if TYPE_CHECKING:
@@ -179,6 +190,17 @@ class Ranks:
             board.arrive()
             board.await_all(self.size)
 
+    @contextmanager
+    def ending_together(self) -> Iterator[None]:
+        """Lets all ranks end after a signal to one of them; the same signal may come to the others late, once more."""
+        try:
+            yield
+        except Interrupted:
+            if self.are_several and threading.current_thread() is threading.main_thread():
+                for number in ENDING_SIGNALS:
+                    signal.signal(number, partial(_swallow_once, before=signal.getsignal(number)))
+            raise
+
     def board(self, name: str) -> Board:
         """Returns the board with this name, the same on all ranks, which any thread may use."""
         from torch._C._distributed_c10d import HashStore
@@ -327,6 +349,11 @@ def _code() -> str:
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def _swallow_once(number: int, frame: FrameType | None, *, before: Any) -> None:
+    """Swallows one late copy of the signal, then restores the handler."""
+    signal.signal(number, before)
 
 
 def _linger() -> None:

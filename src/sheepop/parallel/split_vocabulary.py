@@ -29,7 +29,7 @@ class SplitVocabulary(PartOfVocabulary):
         return labels_R - self.ranks.rank * self.rows
 
     def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
-        """As `PartOfVocabulary` has it."""
+        """Implements `PartOfVocabulary`."""
         columns_R = self.columns(labels_R)
         is_here_R = (columns_R >= 0) & (columns_R < self.rows)
         largest_R = log_sum_R.clone()
@@ -42,7 +42,7 @@ class SplitVocabulary(PartOfVocabulary):
     def losses_then_gradients(
         self, logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
     ) -> Tensor:
-        """As `PartOfVocabulary` has it."""
+        """Implements `PartOfVocabulary`."""
         rows, group = logits_RV.shape[1], self.ranks.group
         z_RV = cap(logits_RV.to(exact), soft_cap)
         slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()

@@ -81,7 +81,7 @@ class Weights:
 
     @property
     def is_cut(self) -> bool:
-        """Whether ranks have pieces."""
+        """Whether each rank keeps only a piece of the weights."""
         return self.kept < self.padded
 
     @property
@@ -160,18 +160,18 @@ class StageMemory:
 
     @property
     def kept(self) -> float:
-        """Bytes kept of a micro-batch with the stage's output, or the gradient of the loss, but without its input."""
+        """Bytes kept of a micro-batch: the stage's output, or the gradient of the loss, but not its input."""
         inside = sum(block.kept for block in self.blocks) + self.rest
         return inside + self.stream - (0.0 if self.is_first else self.stream)
 
     @property
     def apart(self) -> float:
-        """Bytes that wait for postponed gradients of weights; the first stage postpones none."""
+        """Bytes kept until the postponed gradients of weights are computed; the first stage postpones none."""
         return 0.0 if self.is_first else sum(block.apart for block in self.blocks)
 
 
 def stages_of(model: Transformer, layout: Layout, step: StepShape) -> list[StageMemory]:
-    """Returns the stages of `model`, which may be on the meta device, each as a rank of it has it."""
+    """Returns the stages of `model`, each with the memory of one of its ranks; it may be on the meta device."""
     activations, back = _activations(model.config, layout.config, step)
     apart = 2 * activations.block_input
     blocks = []
@@ -255,12 +255,12 @@ def _cut(numbers: float, padded: float, pieces: int, replicas: int, itemsize: in
 
 
 def share_of_others(ranks: int) -> float:
-    """Returns the share that a rank sends of what `ranks` gather, scatter or exchange."""
+    """Returns which share of a tensor a rank sends when `ranks` gather, scatter or exchange it."""
     return (ranks - 1) / ranks
 
 
 def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
-    """Returns over how many tensor ranks a block's parameter is split, by rows and by columns; see `tensor.split`."""
+    """Returns the number of tensor ranks that split a block's parameter, by rows and by columns; see `tensor.split`."""
     if name.endswith(("o_proj.weight", "down_proj.weight", ".taps")):
         return 1, count
     is_whole = name.endswith(("o_proj.bias", "down_proj.bias")) or "_latent_proj" in name
@@ -269,7 +269,7 @@ def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]
 
 
 def _split_outside(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
-    """As `_split_in_block`, for a parameter outside blocks."""
+    """Does the same as `_split_in_block` for a parameter outside blocks."""
     is_split = name in ("embedding.weight", "lm_head.weight", "lm_head.bias") and parameter.shape[0] % count == 0
     return (count if is_split else 1), 1
 

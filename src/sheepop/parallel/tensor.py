@@ -279,7 +279,7 @@ class _SomeLogits(LayerPart):
         return None if self.bias is None else here(cast(Tensor, self.bias))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the logits of the whole vocabulary, gathered, with which every rank computes the same."""
+        """Returns the gathered logits of the whole vocabulary, the same on every rank."""
         logits = nn.functional.linear(hidden, self.own_weight)
         if (factors := self.added(hidden)) is not None:  # type: ignore[operator]
             logits = logits + nn.functional.linear(*factors).to(logits.dtype)
@@ -323,7 +323,7 @@ class _ByTokens(Transformer):
 
 
 class _WritesTogether(Transformer):
-    """A network that writes: each rank computes the logits of some rows of the head, which all of them have."""
+    """A network that generates: each rank computes the logits of some rows of the head, and gathers the others."""
 
     ranks: SharingRanks
 

@@ -1,12 +1,21 @@
-"""Formats values as text for people."""
+"""Formats values as text for people, and reads sizes that people write."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
+
+from sheepop.core.errors import UsageError
 
 MISSING = "–"
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,9})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{rest}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for rest, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
 
 
 def shown(value: Any) -> str:
@@ -46,6 +55,15 @@ def data_size(num_bytes: float | None) -> str:
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"
     return f"{num_bytes / 1000:,.4g} TB"
+
+
+def parse_size(text: str) -> int:
+    """A size such as ``100MB``, ``1.5 GiB`` or ``4096`` in bytes; raises `UsageError` for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _SIZE_UNITS.get(match["unit"].lower()) if match is not None else None
+    if match is None or factor is None:
+        raise UsageError(f"{text!r} is not a size. Write it as 100MB, 1.5GB, 64MiB or a number of bytes.")
+    return round(float(match["number"]) * factor)
 
 
 def flops(rate: float | None) -> str:

@@ -306,8 +306,8 @@ def _fitting(
 ) -> tuple[int, int]:
     """The most steps that fit into the minutes, at least one, and the number of their validations.
 
-    These are ten, or in a short run as many as fit into a fifth of its minutes, at least one. A smaller batch takes a
-    share of a step.
+    There are ten validations, or in a short run as many as fit into a fifth of its minutes, at least one. A smaller
+    batch counts as a share of a step.
     """
     sizes, left = config.batch_sizes(), minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
     available = max(_TRAINING_SHARE * minutes * 60, left)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from sheepop.checkpoint.training_state import (
     write_training_state,
 )
 from sheepop.checkpoint.weight_files import STEM, Part, write_index, write_part
-from sheepop.core.errors import CheckpointError
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, RanksError, StorageError
 from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Board, Ranks
 from sheepop.parallel.sharding import Pieces
@@ -68,7 +70,7 @@ class BackgroundWriter:
 
 @dataclass(frozen=True)
 class Share:
-    """The tensors that this rank writes, the rank that writes each of all tensors, and the bytes of all tensors."""
+    """The tensors that this rank writes, the writing rank of every tensor, and the bytes of all tensors."""
 
     tensors: dict[str, Tensor]
     writers: dict[str, int]
@@ -186,6 +188,34 @@ class Checkpointer(BackgroundWriter):
         """Stops waiting for other ranks."""
         if self._board is not None:
             self._board.is_given_up = True
+
+    def resumed(self, console: Console) -> TrainingState | None:
+        """Restores the last good checkpoint; None if there is none yet. Raises `CheckpointError` if all are damaged."""
+        step = self.run.latest_good(console.warn)
+        if step is None:
+            if self.run.steps():
+                raise CheckpointError(
+                    f"No checkpoint in {self.run.checkpoints} is intact, so the run cannot be resumed."
+                )
+            return None
+        state = self.load(step)
+        self.run.mark_latest(step)
+        state = self.with_best(state, console.warn)
+        console.info(f"Resuming from step {step:,} of {self.run.path}.")
+        return state
+
+    @contextmanager
+    def naming_the_last(self, resume: str) -> Iterator[None]:
+        """Adds to an error within the block from which step the command `resume` resumes the run."""
+        try:
+            yield
+        except (StorageError, RanksError) as error:
+            step = self.run.pointer("latest")
+            if step is None:
+                raise type(error)(f"{error} No checkpoint of this run had been written.") from error
+            raise type(error)(
+                f"{error} Everything up to step {step:,} is saved; resume from there with: {resume}"
+            ) from error
 
     def with_best(self, state: TrainingState, warn: Callable[[str], None]) -> TrainingState:
         """Points ``best`` at the best checkpoint of `state`, just loaded; returns the state, without a best if lost."""

@@ -28,7 +28,7 @@ class EvaluationWeights:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Gives the model these weights within the block, then the same trained ones; a nested block does nothing."""
+        """Gives the model these weights within the block and its trained ones after it; a nested block does nothing."""
         if self._are_applied:
             yield
             return

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console, Progress
 from sheepop.core.facts import counted
-from sheepop.core.json_lines import JsonLines
+from sheepop.core.json_lines import JsonLines, NoLines
 from sheepop.train.counters import TrainingState
 from sheepop.train.live_view import LEGEND, LiveView, memory_in_use
-from sheepop.train.sinks import Sink
+from sheepop.train.sinks import RunDescription, Sink, open_sinks
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import Outcome
 from sheepop.train.validation import Scores
@@ -131,6 +132,37 @@ class Journal:
         self._console = console or Console.silent()
         self._is_sampled, self._measure = is_sampled, measure
         self._said_full = False
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        run: RunDirectory,
+        state: TrainingState,
+        sinks: Sequence[str],
+        description: RunDescription,
+        console: Console,
+        *,
+        writes: bool = True,
+        **options: Any,
+    ) -> Iterator[Self]:
+        """Yields the log of `run`, whose files are cut to what they were at `state`; closes it with its `sinks`.
+
+        A rank that does not write discards all rows. `options` are further arguments of the class.
+        """
+        with ExitStack() as stack:
+            metrics, samples = (
+                (
+                    JsonLines(run.metrics_file, state.metrics_bytes, is_verification),
+                    JsonLines(run.samples_file, state.samples_bytes),
+                )
+                if writes
+                else (NoLines(), NoLines())
+            )
+            stack.callback(metrics.close)
+            stack.callback(samples.close)
+            opened = stack.enter_context(open_sinks(sinks if writes else (), description, console))
+            yield cls(metrics, samples, sinks=[opened], console=console, **options)
 
     def begin(self, progress: Progress, total_steps: int, state: TrainingState) -> None:
         """Starts the clocks and the live view of a run in `state`."""

@@ -104,7 +104,7 @@ class LiveView:
         return facts
 
     def _shares(self, row: Mapping[str, Any]) -> str:
-        """The shares of the peaks, with the peaks."""
+        """The shares of the peak speeds that training reaches, beside these peaks."""
         measured = f"{flops(self.peak_flops)}, the matrix peak measured in {self.precision}"
         words = f"{_number(row.get('mfu'), '.1%')} of {measured}"
         if self.nominal_flops is None:

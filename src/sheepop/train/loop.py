@@ -105,7 +105,7 @@ class Trainer:
         return self.state
 
     def _step(self) -> None:
-        """One optimizer step over the global batch, unless its numbers are in trouble."""
+        """Takes one optimizer step over the global batch, unless its numbers are in trouble."""
         self.checkpointer.check()
         state, rate = self.state, self.schedule(self.agenda.pace.place(self.state.step))
         scale = state.loss_scale
@@ -184,7 +184,7 @@ class Trainer:
         self.journal.moved(self.state.step - state.step)
 
     def _step_to_go_back_to(self) -> int | None:
-        """The newest undamaged checkpoint, or an earlier one if the run went back to that before; None to give up."""
+        """The newest undamaged checkpoint, or the one before if the run went back to it already; None to give up."""
         config: TroubleConfig = self.trouble
         if self.state.rewinds >= config.max_rewinds:
             return None
@@ -287,7 +287,7 @@ class Trainer:
             raise StopRequestedError
 
     def _abandoned_on_signal(self) -> AbstractContextManager[None]:
-        """A block of work that a signal ends at once, unless other ranks would then wait for this one forever."""
+        """Lets a signal end the block at once, unless other ranks would then wait for this one forever."""
         return self._interruption.leaving() if self.runner.placement.may_be_left else nullcontext()
 
     @contextmanager

@@ -34,7 +34,7 @@ class StepLoss:
     measured: Mapping[str, Tensor] = field(default_factory=dict)  # as in `LossSums`, summed over the micro-batches
 
     def means(self) -> tuple[float, float]:
-        """Objective and cross-entropy in nats per token."""
+        """The mean objective and the cross-entropy, in nats per token."""
         objective, cross_entropy = self.sums.tolist()
         return objective / max(1, self.num_tokens), cross_entropy / max(1, self.num_tokens)
 

@@ -119,7 +119,7 @@ class Placement(Network, Protocol):
         return sums
 
     def greatest(self, value: float) -> float:
-        """The greatest of all ranks' values, which every rank gets."""
+        """Returns the greatest value of all ranks, on every rank."""
         return value
 
     def zero_gradients(self) -> None:
@@ -342,7 +342,7 @@ def _frozen(model: Transformer) -> list[nn.Parameter]:
 
 
 def computing_in(model: Transformer, dtype: torch.dtype) -> dict[nn.Parameter, nn.Parameter]:
-    """Quantised weights, and what replaces them in training steps: the same memory, with products in `dtype`."""
+    """Maps quantised weights to parameters for training steps, which share their memory and multiply in `dtype`."""
     return {
         weight: nn.Parameter(weight.computing_in(dtype), requires_grad=False)
         for weight in model.parameters()

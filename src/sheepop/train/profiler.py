@@ -1,12 +1,12 @@
-"""Profiles training steps: a trace of a few steps, and a table of the costliest operations.
+"""Observes training steps: a profile of a few of them, and with several ranks the watches for late and missing ones.
 
-Profiling changes no result of a run: the profiler only records when operations begin and end.
+Observing changes no result of a run: the profiler only records when operations begin and end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from sheepop.core.console import Console
 from sheepop.core.facts import counted
 from sheepop.core.files import storage_errors, write_atomic
+from sheepop.parallel.ranks import Ranks
+from sheepop.parallel.stragglers import Lateness, Watchdog
+from sheepop.train.step import Gradients
 
 TRACE = "trace.json"
 TABLE = "operations.txt"
@@ -101,3 +104,25 @@ class StepProfiler:
             f"The costliest operations of {steps}, by their own time\n\n{table}\n\nThe same, by the shapes of their "
             f"inputs\n\n{shapes}\n",
         )
+
+
+@contextmanager
+def watched(
+    around_step: AroundStep, ranks: Ranks, group: int, stacks: Path, patience: float, console: Console
+) -> Iterator[tuple[AroundStep, Callable[[], dict[str, Any]]]]:
+    """Yields `around_step` with the watches of several ranks around it, and what they measure for a row of metrics.
+
+    `group` neighbouring ranks do the same work. A rank whose step takes more than `patience` seconds ends, and writes
+    its stack traces into the folder `stacks`.
+    """
+    # A host that waits for its GPU waits for other ranks with it.
+    lateness = Lateness(ranks, group, console, waits=[Gradients.read.__code__])
+    watchdog = Watchdog(ranks.rank, ranks.board("watchdog"), stacks, patience, Console(quiet=True))
+
+    @contextmanager
+    def around(number: int) -> Iterator[None]:
+        with watchdog.step(number), lateness.own_time.step(number), around_step(number):
+            yield
+
+    with lateness.own_time.watching(), watchdog.watching():
+        yield around, lateness.measured

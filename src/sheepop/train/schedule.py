@@ -53,7 +53,7 @@ class Schedule:
 
 
 def _cosine(schedule: Schedule, step: float) -> float:
-    """Loshchilov and Hutter 2017, equation 5, without restarts."""
+    """Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts)."""
     return (1 + math.cos(math.pi * schedule.progress(step))) / 2
 
 

@@ -104,7 +104,7 @@ class ShardedModel(Placement):
         return [name for name, _ in part.named_parameters()]
 
     def _group(self, mesh: DeviceMesh) -> dist.ProcessGroup | None:
-        """The process group of the ranks with the other parts."""
+        """The process group of the ranks that have the other parts."""
         return None
 
     def _counts(self, name: str) -> bool:
@@ -182,7 +182,7 @@ class ShardedModel(Placement):
                 parameter.grad.mul_(1 / scale)
 
     def clip(self, max_norm: float | None) -> Tensor:
-        """See `clip_gradients`; the norm is that of all pieces, and not finite if that of any replica is not."""
+        """Clips as `clip_gradients` does, by the norm of all pieces, which is not finite if any replica's is not."""
         squares = self._norm(self._counted).square() + 0 * self._norm(self._alike)
         return clip_gradients(self.model.parameters(), max_norm, self.layout.ranks.total(squares).sqrt())
 
@@ -218,7 +218,7 @@ class ShardedModel(Placement):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within the block `model` has the whole weights on every rank."""
+        """Gives `model` the whole weights on every rank within the block."""
         pieces = {name: parameter.data for name, parameter in self._floats()}
         for name, whole in self.pieces.wholes(pieces):
             self.model.get_parameter(name).data = whole

@@ -229,7 +229,7 @@ class Recomputation:
                 self._gradients[name], parameter.grad = parameter.grad.to_dense(), None
 
     def compare(self, found: Sequence[LossSums]) -> None:
-        """Compares them with the losses and gradients of the second computation, and frees them."""
+        """Compares the kept losses and gradients with those of the second computation, and frees them."""
         for before, losses in zip(self._losses, found, strict=True):
             now = float(losses.objective)
             if struct.pack("d", before) != struct.pack("d", now):

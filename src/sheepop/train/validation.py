@@ -66,7 +66,7 @@ class TokenScores(Scores):
         return {name: value for name, value in asdict(self).items() if name not in self.counts()}
 
     def counts(self) -> dict[str, float]:
-        """Tokens and bytes."""
+        """The numbers of tokens and bytes."""
         return {"tokens": self.tokens, "bytes": self.bytes}
 
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
 
-from sheepop.checkpoint import RunDirectory
-from sheepop.core.console import Console
-from sheepop.core.errors import ENDING_SIGNALS, CheckpointError, Interrupted, RanksError, StorageError
-from sheepop.core.json_lines import JsonLines, NoLines
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
@@ -35,15 +27,15 @@ from sheepop.train import (
     build_optimizers,
 )
 from sheepop.train.agenda import EVALUATE, SAMPLE, VALIDATE, Agenda
-from sheepop.train.journal import Journal, Throughput, is_verification
+from sheepop.train.journal import Journal, Throughput
 from sheepop.train.objective import Objective
 from sheepop.train.placement import OneDevice, Placement
 from sheepop.train.precision import initial_loss_scale
-from sheepop.train.profiler import AroundStep, StepProfiler, unobserved
+from sheepop.train.profiler import AroundStep, StepProfiler, unobserved, watched
 from sheepop.train.schedule import Deadline
-from sheepop.train.sinks import RunDescription, open_sinks
+from sheepop.train.sinks import RunDescription
 from sheepop.train.source import SharedSource, StepSource
-from sheepop.train.step import Gradients, StepRunner
+from sheepop.train.step import StepRunner
 
 
 @dataclass(frozen=True)
@@ -74,25 +66,24 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
     parts = _build_parts(run, layout)
     sample = run.task.samples(parts.model, run.device)
     evaluate = run.task.evaluations(parts.model, run.device, ranks)
-    fresh = TrainingState(loss_scale=initial_loss_scale(settings.precision))
-    state = _restored(run, parts.checkpointer, fresh) if run.resumes else fresh
-    _announce(run, parts.model, state)
-    _keep_layout(run, parts.optimizers, layout)
     held_out = run.task.held_out()
     validate: Callable[[], Scores] | None = None
     if held_out is not None:
         validate = partial(
             run.task.score, parts.model, held_out, run.device, max_tokens=training.eval_tokens, ranks=ranks
         )
-    if state is fresh:
+    state = parts.checkpointer.resumed(console) if run.resumes else None
+    if state is None:
         # A finished model is scored before it changes, so that the change can be seen.
         first = {VALIDATE: begins_finished and validate, EVALUATE: begins_finished and evaluate, SAMPLE: sample}
-        state = state.after(due=tuple(name for name, work in first.items() if work))
-        if VALIDATE in state.due:
-            console.info("The model is scored as it is, before its first step.")
-    with ExitStack() as stack:
-        around_step, measure = _observers(run, layout, settings.total_steps - state.step, stack)
-        trainer = Trainer(
+        due = tuple(name for name, work in first.items() if work)
+        state = TrainingState(loss_scale=initial_loss_scale(settings.precision)).after(due=due)
+    with (
+        parts.checkpointer.naming_the_last(resume_command(run.directory.path)),
+        _logged(run, parts, state, layout) as (around_step, journal),
+        ranks.ending_together(),
+    ):
+        yield Trainer(
             runner=StepRunner(
                 parts.placement, parts.objective, parts.optimizers, parts.evaluation, training.max_grad_norm
             ),
@@ -113,7 +104,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
                 settings.decay_steps,
                 training.schedule_points or (),
             ),
-            journal=_open_journal(run, parts.adapters, state, measure, stack),
+            journal=journal,
             checkpointer=parts.checkpointer,
             validate=validate,
             # Others wait for the first rank at the next step.
@@ -128,8 +119,6 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
             console=console,
             saves_the_beginning=parts.saves_the_beginning,
         )
-        with _naming_the_last_checkpoint(run.directory), _ending_together(run):
-            yield trainer
 
 
 def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
@@ -183,159 +172,63 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     return _Parts(model, adapters, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
 
 
-def _open_journal(
-    run: OpenRun, adapters: int | None, state: TrainingState, measure: Callable[[], dict[str, Any]], stack: ExitStack
-) -> Journal:
-    """The logs of a run, cut to what they were at `state`; they close with the `stack`."""
-    config, record, ranks = run.config, run.record, run.request.ranks
-    nominal = record.nominal_peak_flops
-    throughput = Throughput(
-        lambda step: step_flops(config.model, step.row_length, step.num_computed, step.num_reported, adapters),
-        ranks.size * record.matrix_peak_flops,
-        None if nominal is None else ranks.size * nominal,
-    )
-    metrics: JsonLines = NoLines()
-    samples: JsonLines = NoLines()
-    if ranks.is_first:
-        metrics = JsonLines(run.directory.metrics_file, state.metrics_bytes, is_verification)
-        stack.callback(metrics.close)
-        samples = JsonLines(run.directory.samples_file, state.samples_bytes)
-        stack.callback(samples.close)
-    path = run.directory.path.resolve()
-    description = RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json"))
-    sinks = config.training.sinks if ranks.is_first else ()
-    return Journal(
-        metrics,
-        samples,
-        throughput,
-        device=run.device,
-        precision=config.training.resolved().precision,
-        sinks=[stack.enter_context(open_sinks(sinks, description, run.console))],
-        console=run.console,
-        is_sampled=config.training.eval_tokens is not None,
-        measure=measure,
-    )
-
-
-def _observers(
-    run: OpenRun, layout: Layout | None, steps_to_go: int, stack: ExitStack
-) -> tuple[AroundStep, Callable[[], dict[str, Any]]]:
-    """The observers of each step: the profiler, and with several ranks the watches for late and missing ones.
-
-    The second value returns what they add to the rows of the metrics.
-    """
+@contextmanager
+def _logged(
+    run: OpenRun, parts: _Parts, state: TrainingState, layout: Layout | None
+) -> Iterator[tuple[AroundStep, Journal]]:
+    """Says what is trained; yields what observes each step, and the logs of the run as they were at `state`."""
+    _announce(run, parts, state, layout)
+    config, record, request, ranks = run.config, run.record, run.request, run.request.ranks
+    settings, nominal, path = config.training.resolved(), record.nominal_peak_flops, run.directory.path.resolve()
     around_step: AroundStep = unobserved
-    request, ranks = run.request, run.request.ranks
-    if request.profile_steps is not None and ranks.is_first:
-        around_step = StepProfiler(
-            run.directory.profile,
-            request.profile_steps,
-            steps_to_go=steps_to_go,
-            device=run.device,
-            console=run.console,
-        )
-        stack.callback(around_step.close)
-    if layout is None:
-        return around_step, dict
-    from sheepop.parallel.stragglers import Lateness, Watchdog
-
-    # A host that waits for its GPU waits for other ranks with it.
-    lateness = Lateness(ranks, layout.stage_size, run.console, waits=[Gradients.read.__code__])
-    stack.enter_context(lateness.own_time.watching())
-    patience, quiet = run.config.parallel.patience, Console(quiet=True)
-    watchdog = Watchdog(ranks.rank, ranks.board("watchdog"), run.directory.stacks, patience, quiet)
-    stack.enter_context(watchdog.watching())
-    return _both(watchdog.step, _both(lateness.own_time.step, around_step)), lateness.measured
-
-
-def _keep_layout(run: OpenRun, optimizers: Sequence[torch.optim.Optimizer], layout: Layout | None) -> None:
-    """Writes the layout of the run into its record and plots, or removes an earlier one if there is none now."""
-    if not run.request.ranks.is_first or (layout is None and run.record.layout is None):
-        return
-    picture, words = run.directory.plots / LAYOUT, None
-    if layout is None:
-        picture.unlink(missing_ok=True)
-    else:
-        from sheepop.jobs.run.plan import Planned
-
-        planned = Planned.of(run.config, optimizers, layout, run.task.schedule.max_length, run.device)
-        words = planned.words
-        run.console.info(f"Layout: {words}")
-        planned.draw(picture)
-    run.keep(replace(run.record, layout=words))
-
-
-def _both(outer: AroundStep, inner: AroundStep) -> AroundStep:
-    """Runs a step within `inner`, within `outer`."""
-
-    @contextmanager
-    def around(number: int) -> Iterator[None]:
-        with outer(number), inner(number):
-            yield
-
-    return around
-
-
-@contextmanager
-def _ending_together(run: OpenRun) -> Iterator[None]:
-    """Lets all ranks end after a signal to one of them; the same signal may reach the others late and is ignored."""
-    try:
-        yield
-    except Interrupted:
-        if run.request.ranks.are_several and threading.current_thread() is threading.main_thread():
-            for number in ENDING_SIGNALS:
-                signal.signal(number, partial(_swallow_once, before=signal.getsignal(number)))
-        raise
-
-
-def _swallow_once(number: int, frame: FrameType | None, *, before: Any) -> None:
-    """Swallows one late copy of the signal, then restores the handler."""
-    signal.signal(number, before)
-
-
-@contextmanager
-def _naming_the_last_checkpoint(run: RunDirectory) -> Iterator[None]:
-    """Adds to an error within the block from which step the run can be resumed."""
-    try:
-        yield
-    except (StorageError, RanksError) as error:
-        step = run.pointer("latest")
-        if step is None:
-            raise type(error)(f"{error} No checkpoint of this run had been written.") from error
-        raise type(error)(
-            f"{error} Everything up to step {step:,} is saved; resume from there with: {resume_command(run.path)}"
-        ) from error
-
-
-def _restored(run: OpenRun, checkpointer: Checkpointer, fresh: TrainingState) -> TrainingState:
-    """The state of the last good checkpoint, read back; `fresh` for a run that has none yet."""
-    directory, console = run.directory, run.console
-    step = directory.latest_good(console.warn)
-    if step is None:
-        if directory.steps():
-            raise CheckpointError(f"No checkpoint in {directory.checkpoints} is intact, so the run cannot be resumed.")
-        origin = run.record.forked_from
-        if origin is not None:
-            raise CheckpointError(
-                f"The run in {directory.path} was stopped before it had saved the weights it started from. Start it "
-                f"again with --fork {shlex.quote(origin['path'])} --overwrite."
+    measure: Callable[[], dict[str, Any]] = dict
+    with ExitStack() as stack:
+        if request.profile_steps is not None and ranks.is_first:
+            around_step = stack.enter_context(
+                closing(
+                    StepProfiler(
+                        run.directory.profile,
+                        request.profile_steps,
+                        steps_to_go=settings.total_steps - state.step,
+                        device=run.device,
+                        console=run.console,
+                    )
+                )
             )
-        console.warn(f"{directory.path} has no checkpoint, so the run starts from the beginning.")
-        return fresh
-    state = checkpointer.load(step)
-    directory.mark_latest(step)
-    state = checkpointer.with_best(state, console.warn)
-    console.info(f"Resuming from step {step:,} of {directory.path}.")
-    return state
+        if layout is not None:
+            watches = watched(
+                around_step, ranks, layout.stage_size, run.directory.stacks, config.parallel.patience, run.console
+            )
+            around_step, measure = stack.enter_context(watches)
+        journal = Journal.opened(
+            run.directory,
+            state,
+            config.training.sinks,
+            RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json")),
+            run.console,
+            writes=ranks.is_first,
+            throughput=Throughput(
+                lambda step: step_flops(
+                    config.model, step.row_length, step.num_computed, step.num_reported, parts.adapters
+                ),
+                ranks.size * record.matrix_peak_flops,
+                None if nominal is None else ranks.size * nominal,
+            ),
+            device=run.device,
+            precision=settings.precision,
+            is_sampled=config.training.eval_tokens is not None,
+            measure=measure,
+        )
+        yield around_step, stack.enter_context(journal)
 
 
-def _announce(run: OpenRun, model: Transformer, state: TrainingState) -> None:
-    """Says what is trained on how much data for how many steps."""
-    training, schedule = run.config.training, run.task.schedule
+def _announce(run: OpenRun, parts: _Parts, state: TrainingState, layout: Layout | None) -> None:
+    """Says what is trained on how much data for how many steps, and keeps the layout in the record and plots."""
+    training, schedule, record = run.config.training, run.task.schedule, run.record
     steps = training.resolved().total_steps
     epochs = schedule.sizes.total(steps) / schedule.num_samples
     run.console.info(
-        f"Model: {sum(p.numel() for p in model.parameters()):,} parameters. "
+        f"Model: {sum(p.numel() for p in parts.model.parameters()):,} parameters. "
         f"Data: {run.task.describe()}. "
         f"{steps - state.step:,} of {steps:,} steps to go ({epochs:.2f} epochs), {training.precision}."
     )
@@ -343,3 +236,18 @@ def _announce(run: OpenRun, model: Transformer, state: TrainingState) -> None:
         run.console.warn(
             f"All {steps:,} steps of this run have been taken. To train for longer, raise training.max_steps."
         )
+    if state.step == 0 and VALIDATE in state.due:
+        run.console.info("The model is scored as it is, before its first step.")
+    picture = run.directory.plots / LAYOUT
+    if not run.request.ranks.is_first:
+        return
+    if layout is not None:
+        from sheepop.jobs.run.plan import Planned
+
+        planned = Planned.of(run.config, parts.optimizers, layout, schedule.max_length, run.device)
+        run.console.info(f"Layout: {planned.words}")
+        planned.draw(picture)
+        run.keep(replace(record, layout=planned.words))
+    elif record.layout is not None:  # of an earlier start
+        picture.unlink(missing_ok=True)
+        run.keep(replace(record, layout=None))

@@ -57,8 +57,8 @@ HEADER = ("Run", "State", "Parameters", "Steps", "Tokens", "Time", "Best loss", 
 class RunSummary:
     """One run; unknown values are None.
 
-    A finished run has the scores of its best checkpoint on the whole held-out text, another run the best of its
-    validations so far, which read a part of that text if `is_sampled`.
+    A finished run has the scores of its best checkpoint on the whole held-out text; any other run has the best of its
+    validations so far, which read only a part of that text if `is_sampled`.
     """
 
     name: str

@@ -183,6 +183,13 @@ def _resumed(request: RunRequest, stored: StoredRun, start: Start, device: str) 
     run = RunDirectory.open(path)
     run.remove_leftovers()
     require_writable(run.checkpoints)
+    if not run.steps():
+        if before is not None:
+            raise CheckpointError(
+                f"The run in {path} was stopped before it had saved the weights it started from. Start it again with "
+                f"--fork {shlex.quote(before['path'])} --overwrite."
+            )
+        console.warn(f"{path} has no checkpoint, so the run starts from the beginning.")
     task = _reopened(stored, start.config, run, console)
     task.check()
     task = fitted(task, request.ranks, device, is_open=start.requested.training.micro_batch_size is None)
@@ -200,7 +207,7 @@ def _resumed(request: RunRequest, stored: StoredRun, start: Start, device: str) 
 
 
 def _is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
-    """Whether `path` names the model in the record of a fork, also as the run whose checkpoint it was."""
+    """Whether `path` is the model in the record of a fork, or the run whose checkpoint that was."""
     if recorded is None:
         return False
     before, now = Path(str(recorded.get("path"))), path.resolve()

@@ -19,7 +19,6 @@ from sheepop.core.errors import ConfigError
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.recipe import complete
-from sheepop.jobs.run.layout_picture import SharedStep, draw_layout
 from sheepop.jobs.run.open import find_start
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import check_layout, shared_steps
@@ -31,6 +30,7 @@ from sheepop.parallel.stage_memory import StepShape
 from sheepop.report import save_png
 from sheepop.tokenizer import load_tokenizer
 from sheepop.train import TrainingConfig, build_optimizers
+from sheepop.train.layout_picture import SharedStep, draw_layout
 from sheepop.train.optimizers.build import optimizer_slots
 
 # Operations a second of a machine slower, and one faster, than any other.
@@ -78,7 +78,7 @@ class Planned:
         with torch.device("meta"):
             whole = blank_model(config.model)
         plan = Plan.largest(whole, layout, step, state=kept / max(1, numbers) + averages)
-        return cls(str(plan), SharedStep.of(config, layout, num_tokens), assumed)
+        return cls(str(plan), SharedStep.of(config.model, training, layout, num_tokens), assumed)
 
     def draw(self, path: Path) -> None:
         """Writes the picture."""

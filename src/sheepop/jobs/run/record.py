@@ -266,11 +266,6 @@ def tensorboard_command(runs: Mapping[str, Path]) -> str | None:
     return typed_beside("tensorboard", "--logdir_spec", named) if found else None
 
 
-def first_scores(metrics: Rows) -> dict[str, Any]:
-    """The validation before the first step, which a run from a finished model has; empty for others."""
-    return next((row for row in metrics.rows if row.get("split") == "validation" and row.get("step") == 0), {})
-
-
 def _overfitting_words(metrics: Rows) -> str | None:
     """Advice if the last held-out loss is clearly above the lowest one; None otherwise."""
     rows = [row for row in metrics.rows if row.get("split") == "validation"]

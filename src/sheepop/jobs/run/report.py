@@ -7,28 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.errors import ConfigError, DataError
 from sheepop.core.facts import counted
 from sheepop.core.json_lines import Rows, read_json_lines
+from sheepop.evaluate.baselines import Baselines
 from sheepop.generate import Completion
-from sheepop.jobs.baselines import Baselines
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import (
     RunRecord,
     ended_early,
     entry,
-    first_scores,
     repeat_command,
     resume_command,
     tensorboard_command,
     text,
-    view_run_config,
     whole,
 )
 from sheepop.jobs.run.report_facts import (
@@ -38,7 +34,6 @@ from sheepop.jobs.run.report_facts import (
     add_model,
     add_request,
     add_stages,
-    read_data,
     trained_parameters,
 )
 from sheepop.report import (
@@ -95,40 +90,42 @@ _HEADLINES = {
 
 def write_run_report(
     run: RunDirectory,
+    config: SheepOpConfig,
     scores: Scores | None,
     record: RunRecord,
+    manifest: Mapping[str, Any],
     *,
     baselines: Baselines | None = None,
     completions: Sequence[Completion] = (),
 ) -> None:
-    """Writes the report of `run` from its files.
+    """Writes the report of `run`, which has the resolved settings `config` and data with this `manifest`.
 
     `scores` are those of the best checkpoint on the whole held-out text, None if nothing is held out or the run was
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
     file system refuses the write.
     """
-    found = _Found.read(run, scores)
+    found = _Found.read(run, config, record, manifest, scores, baselines, completions)
     save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
         footer=f"SheepOp {record.sheepop_version}, report written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
     )
-    _add_overview(page, found, record)
+    _add_overview(page, found)
     _add_first_picture(page, found)
-    _add_scores(page, found, record, baselines)
-    _add_completions(page, completions)
-    _add_curves(page, found, baselines)
+    _add_scores(page, found)
+    _add_completions(page, found.completions)
+    _add_curves(page, found)
     _add_training_samples(page, found)
     add_model(page, found.config)
-    add_data(page, found.data)
-    add_layout(page, run, record)
-    add_stages(page, record)
-    add_machine(page, record)
-    add_request(page, record)
+    add_data(page, found.manifest)
+    add_layout(page, found.run, found.record)
+    add_stages(page, found.record)
+    add_machine(page, found.record)
+    add_request(page, found.record)
     page.add_section("Settings")
     page.add_text(
         "The configuration with everything that was derived or measured filled in. It repeats the run, unless settings "
-        f"were changed along the way: {repeat_command(run.path, record)}"
+        f"were changed along the way: {repeat_command(run.path, found.record)}"
     )
     page.add_source(found.config_text, run.config_file.name)
     page.write(run.report)
@@ -136,37 +133,41 @@ def write_run_report(
 
 @dataclass(frozen=True)
 class _Found:
-    """What the files of a run say, and its `scores` on the whole held-out text, if it has any.
+    """What a report shows: the record and the files of a run, and its `scores` on the whole held-out text, if any.
 
-    `config` is None if its file is not valid; `config_text` is the text of that file. `data` is the manifest of the
-    data, or the reason why it cannot be read.
+    `config_text` is the text of ``config.yaml``.
     """
 
     run: RunDirectory
-    config: SheepOpConfig | None
+    config: SheepOpConfig
+    record: RunRecord
+    manifest: Mapping[str, Any]
+    scores: Scores | None
+    baselines: Baselines | None
+    completions: Sequence[Completion]
     config_text: str
-    data: dict[str, Any] | str
+    has_ended_early: bool
     metrics: Rows
     samples: Rows
-    has_ended_early: bool
-    scores: Scores | None
 
     @classmethod
-    def read(cls, run: RunDirectory, scores: Scores | None) -> _Found:
-        config = None
+    def read(
+        cls,
+        run: RunDirectory,
+        config: SheepOpConfig,
+        record: RunRecord,
+        manifest: Mapping[str, Any],
+        scores: Scores | None,
+        baselines: Baselines | None,
+        completions: Sequence[Completion],
+    ) -> _Found:
         try:
             content = run.config_file.read_text(encoding="utf-8", errors="replace")
-            with suppress(ConfigError):
-                config = view_run_config(run)
         except OSError as error:
             content = f"{run.config_file.name} cannot be read: {error.strerror}."
-        early = config is not None and ended_early(run, config)
-        try:
-            data: dict[str, Any] | str = read_data(run, config)
-        except DataError as error:
-            data = str(error)
+        early = ended_early(run, config)
         metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
-        return cls(run, config, content, data, metrics, samples, early, scores)
+        return cls(run, config, record, manifest, scores, baselines, completions, content, early, metrics, samples)
 
     def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
         """The samples that have rewards, or the others."""
@@ -175,17 +176,17 @@ class _Found:
     @property
     def is_sampled(self) -> bool:
         """Whether validations during training read only a part of the held-out text."""
-        return self.config is not None and self.config.training.eval_tokens is not None
+        return self.config.training.eval_tokens is not None
 
 
-def _add_overview(page: Page, found: _Found, record: RunRecord) -> None:
+def _add_overview(page: Page, found: _Found) -> None:
     run, config, scores = found.run, found.config, found.scores
     last, validation = found.metrics.last("train"), found.metrics.last("validation")
     steps = max([*run.steps(), int(number(last.get("step")) or 0)])
-    total = config.training.max_steps if config else None
+    total = config.training.max_steps
     if steps == 0:
         page.add_text("The run has no finished steps yet.")
-    elif config is not None and found.has_ended_early:
+    elif found.has_ended_early:
         patience = config.training.early_stopping
         page.add_text(
             f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: "
@@ -195,7 +196,7 @@ def _add_overview(page: Page, found: _Found, record: RunRecord) -> None:
         page.add_text(f"The run stopped after step {steps:,} of {total:,}. Resume it with: {resume_command(run.path)}")
     judged = validation if scores is None else scores.to_dict()
     headline = next((key for key in _HEADLINES if key in judged), "bits_per_byte")
-    is_sampled, before = scores is None and found.is_sampled and headline in judged, first_scores(found.metrics)
+    is_sampled, before = scores is None and found.is_sampled and headline in judged, found.metrics.at(0, "validation")
     compared = {}
     if headline in before:
         compared["Before training"] = scored(_score(headline, before[headline]), is_sampled=found.is_sampled)
@@ -210,7 +211,7 @@ def _add_overview(page: Page, found: _Found, record: RunRecord) -> None:
             "Best checkpoint": _step_words(run.pointer("best")),
         }
     )
-    for words in record.advice(found.metrics):
+    for words in found.record.advice(found.metrics):
         page.add_text(words)
     _add_note(page, found.metrics, run.metrics_file.name)
 
@@ -227,19 +228,20 @@ def _add_first_picture(page: Page, found: _Found) -> None:
             page.add_sample(text(prompt), text(row.get("text")), label=_step_words(row.get("step")), half=True)
 
 
-def _add_scores(page: Page, found: _Found, record: RunRecord, baselines: Baselines | None) -> None:
+def _add_scores(page: Page, found: _Found) -> None:
     page.add_section("Held out")
-    config, scores, row = found.config, found.scores, found.metrics.last("validation")
+    config, scores, baselines, row = found.config, found.scores, found.baselines, found.metrics.last("validation")
     values: Mapping[str, Any]
     if scores is not None:
         values = scores.to_dict()
-        most = None if record.deadline is None else record.deadline.scored_tokens
+        deadline = found.record.deadline
+        most = None if deadline is None else deadline.scored_tokens
         part = "all" if most is None else "as much as the minutes allowed of all"
         page.add_text(f"The best checkpoint, scored on {part} that was held out from training.{_context(config)}")
     elif row:
         # The tokens of such a row are those trained on so far.
         values = {key: value for key, value in row.items() if key != "tokens"}
-        sampled = None if config is None else config.training.eval_tokens
+        sampled = config.training.eval_tokens
         on = "" if sampled is None else f", on a sample of about {sampled:,} held-out tokens"
         page.add_text(f"The last validation during training, at {_step_words(row.get('step'))}{on}.")
     else:
@@ -262,10 +264,10 @@ def _add_scores(page: Page, found: _Found, record: RunRecord, baselines: Baselin
         )
 
 
-def _context(config: SheepOpConfig | None) -> str:
+def _context(config: SheepOpConfig) -> str:
     """Says how much context each token has if rows overlap."""
-    stride = None if config is None else config.training.eval_stride
-    if config is None or stride is None:
+    stride = config.training.eval_stride
+    if stride is None:
         return ""
     length = config.data.max_length or config.model.max_seq_len
     return (
@@ -285,9 +287,9 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
         page.add_sample(done.prompt, done.text, label=label)
 
 
-def _add_curves(page: Page, found: _Found, baselines: Baselines | None) -> None:
+def _add_curves(page: Page, found: _Found) -> None:
     page.add_section("Training curves")
-    references = baselines.named if baselines else None
+    references = found.baselines.named if found.baselines else None
     rows, is_sampled = found.metrics.rows, found.is_sampled
     charts = (
         (bits_per_byte_chart(rows, references, is_sampled=is_sampled), "Bits per byte of held-out text", False),

@@ -7,21 +7,15 @@ from typing import Any
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import value_text
-from sheepop.core.errors import DataError
-from sheepop.data.manifest import read_manifest
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, find_corpus, text
+from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, text
 from sheepop.model.accounting.parameters import num_parameters
-from sheepop.posttrain.example_store import TOKENS, read_example_manifest
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart
 
 
-def add_model(page: Page, config: SheepOpConfig | None) -> None:
+def add_model(page: Page, config: SheepOpConfig) -> None:
     """Adds the sizes of the model and the main settings of its training."""
     page.add_section("Model")
-    if config is None:
-        page.add_text("The configuration of the run cannot be read.")
-        return
     model = config.model
     page.add_facts(
         {
@@ -48,36 +42,18 @@ def add_model(page: Page, config: SheepOpConfig | None) -> None:
     )
 
 
-def trained_parameters(config: SheepOpConfig | None) -> int | None:
+def trained_parameters(config: SheepOpConfig) -> int | None:
     """The number of trained parameters, tied ones once; None while the vocabulary is unknown."""
-    return None if config is None or config.model.vocab_size is None else num_parameters(config.model)
+    return None if config.model.vocab_size is None else num_parameters(config.model)
 
 
-def read_data(run: RunDirectory, config: SheepOpConfig | None) -> dict[str, Any]:
-    """The manifest of the examples of a run, of its own corpus, or of the finished one that it reads.
-
-    Raises `DataError` if there is none, or it cannot be read.
-    """
-    if run.examples.is_dir():
-        return read_example_manifest(run.examples / TOKENS)
-    found = find_corpus(run, config)
-    if found is None:
-        raise DataError("The corpus of this run was not found.")
-    return read_manifest(found)
-
-
-def add_data(page: Page, manifest: dict[str, Any] | str) -> None:
-    """Adds what the manifest says of examples or a corpus, or the reason why there is none."""
+def add_data(page: Page, manifest: Mapping[str, Any]) -> None:
+    """Adds what the manifest says of examples or a corpus."""
     page.add_section("Data")
-    if isinstance(manifest, str):
-        page.add_text(manifest)
-    elif "examples" in manifest:
-        _add_examples(page, manifest)
-    else:
-        _add_corpus(page, manifest)
+    (_add_examples if "examples" in manifest else _add_corpus)(page, manifest)
 
 
-def _add_examples(page: Page, manifest: dict[str, Any]) -> None:
+def _add_examples(page: Page, manifest: Mapping[str, Any]) -> None:
     counts, tokens = entry(manifest, "examples"), entry(manifest, "tokens")
     page.add_facts(
         {
@@ -97,7 +73,7 @@ def _add_examples(page: Page, manifest: dict[str, Any]) -> None:
     )
 
 
-def _add_corpus(page: Page, manifest: dict[str, Any]) -> None:
+def _add_corpus(page: Page, manifest: Mapping[str, Any]) -> None:
     files, documents = entry(manifest, "files"), entry(manifest, "documents")
     page.add_facts(
         {

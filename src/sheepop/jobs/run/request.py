@@ -131,13 +131,13 @@ class RunRequest:
     def check(self) -> None:
         """Raises `ConfigError` or `UsageError` for what is refused before anything is read or written."""
         with self.ranks.together():
-            self.ranks.require_agreement(self.given)
             if self.settings.output_dir is None and self.ranks.are_several:
                 raise ConfigError(
                     "Several ranks need the directory of the run, which all of them find: give --output DIR."
                 )
             if self.must_resume and not RunDirectory(self.path).has_started():
                 raise UsageError(why_no_run(self.path))
+            self.ranks.require_agreement(self.given)
 
 
 def why_no_run(path: Path) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from sheepop.data.download.catalog import HUB
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
+    from sheepop.evaluate.baselines import Baselines
     from sheepop.generate import Completion
-    from sheepop.jobs.baselines import Baselines
     from sheepop.jobs.run.open import OpenRun
     from sheepop.jobs.run.record import StageTimes
     from sheepop.jobs.task import Task
@@ -77,7 +77,14 @@ def train(
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run
 
-    with _locked(request), interrupts_advise(f"Resume with: {request.resume_command}"):
+    # The first rank keeps other processes from working on the run.
+    lock = RunDirectory(request.path).locked() if request.ranks.is_first else nullcontext(True)
+    with lock as is_locked, interrupts_advise(f"Resume with: {request.resume_command}"):
+        if not is_locked:
+            request.console.warn(
+                f"The file system of {request.path} does not support file locks. Make sure that no other process uses "
+                "this run."
+            )
         run = open_run(request, prepare)
         try:
             with run.times("Training"), build_trainer(run) as trainer:
@@ -96,28 +103,12 @@ def train(
     return replace(outcome, seconds=run.times.seconds)
 
 
-@contextmanager
-def _locked(request: RunRequest) -> Iterator[None]:
-    """The first rank keeps other processes from working on the run."""
-    if not request.ranks.is_first:
-        yield
-        return
-    with RunDirectory(request.path).locked() as is_locked:
-        if not is_locked:
-            request.console.warn(
-                f"The file system of {request.path} does not support file locks. Make sure that no other process uses "
-                "this run."
-            )
-        yield
-
-
 def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     """The outcome of a finished run; the first rank scores its best checkpoint on everything that is held out."""
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
         from sheepop.jobs.recipe import own_parts_words
-        from sheepop.jobs.run.record import first_scores
 
         path = run.directory.path
         provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
@@ -142,7 +133,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as log:
             log.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
             log.sync()
-        return replace(outcome, scores=scores, before=first_scores(metrics))
+        return replace(outcome, scores=scores, before=metrics.at(0, "validation"))
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
@@ -155,7 +146,15 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
         run.keep(run.record.with_times(run.times.seconds))
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
         completions = outcome.completions if outcome else ()
-        write_run_report(run.directory, scores, run.record, baselines=baselines, completions=completions)
+        write_run_report(
+            run.directory,
+            run.config,
+            scores,
+            run.record,
+            run.task.manifest,
+            baselines=baselines,
+            completions=completions,
+        )
     except StorageError as error:
         if outcome is None:
             raise
@@ -165,7 +164,7 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
 
 
 def _report_failure(run: OpenRun) -> None:
-    """Reports a run that ended with an error, which a failing report must not hide."""
+    """Writes the report of a run that ended with an error; a failure of the report must not hide that error."""
     try:
         _report(run, None)
     except Exception as error:

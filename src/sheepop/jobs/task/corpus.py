@@ -97,6 +97,11 @@ class CorpusTask(Task):
         return self.corpus.fingerprint
 
     @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What was read, left out and kept of the text."""
+        return self.corpus.manifest
+
+    @property
     def held_out_tokens(self) -> int:
         """The number of tokens in held-out documents."""
         return self.corpus.validation.num_tokens

@@ -56,7 +56,7 @@ class DistillTask(RolloutTask):
 
     @property
     def answers(self) -> int:
-        """One answer to a prompt."""
+        """The answers to a prompt: one."""
         return 1
 
     def method(self) -> RewardMethod:

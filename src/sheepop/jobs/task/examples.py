@@ -194,6 +194,11 @@ class ExampleTask(Task):
         return self.store.fingerprint
 
     @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What was read, left out and kept of the examples."""
+        return self.store.manifest
+
+    @property
     def held_out_tokens(self) -> int:
         """The number of tokens in held-out examples, prompts included."""
         return self.store.validation.num_tokens
@@ -387,11 +392,9 @@ def _refuse_text_settings(requested: SheepOpConfig) -> None:
             if value == default.get(key):
                 continue
             if f"{section}.{name}" in unread:
-                teacher = "" if tuning.teacher is None else " with a teacher"
-                raise ConfigError(
-                    f"{section}.{key} = {value!r} has no effect on tune {tuning.method}{teacher}. Leave it out."
-                )
-            if name not in _DATA_KEYS if section == "data" else name in _TEXT_KEYS:
-                raise ConfigError(
-                    f"{section}.{key} = {value!r} is about running text and has no effect on examples. Leave it out."
-                )
+                what = f"has no effect on tune {tuning.method}{'' if tuning.teacher is None else ' with a teacher'}"
+            elif name not in _DATA_KEYS if section == "data" else name in _TEXT_KEYS:
+                what = "is about running text and has no effect on examples"
+            else:
+                continue
+            raise ConfigError(f"{section}.{key} = {value!r} {what}. Leave it out.")

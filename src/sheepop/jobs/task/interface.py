@@ -80,6 +80,11 @@ class Task(ABC):
 
     @property
     @abstractmethod
+    def manifest(self) -> Mapping[str, Any]:
+        """What was read, left out and kept of the data, as the report shows it."""
+
+    @property
+    @abstractmethod
     def held_out_tokens(self) -> int:
         """The number of tokens held out from training; with 0 nothing is scored."""
 

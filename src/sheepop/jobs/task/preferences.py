@@ -45,7 +45,7 @@ class PreferenceTask(ExampleTask):
 
     @property
     def row_type(self) -> type[Row]:
-        """Pairs; for KTO single judged answers."""
+        """Lines with a pair of answers; for KTO, with one judged answer."""
         return Judged if "kto" in self.config.tuning.dpo.losses else Preference
 
     @property
@@ -159,7 +159,7 @@ class RewardTask(PreferenceTask):
 
     @property
     def row_type(self) -> type[Row]:
-        """Pairs."""
+        """Lines with a pair of answers."""
         return Preference
 
     @property

@@ -56,7 +56,7 @@ def _of_all(
 
 
 def _number(found: Any) -> Any:
-    """Also takes numbers of other libraries, but no text that looks like a number."""
+    """A reward as plain data; converts numbers of other libraries, but not text that looks like a number."""
     return found if isinstance(found, bool | int | float | str | None) else float(found)
 
 

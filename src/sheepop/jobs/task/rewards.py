@@ -85,7 +85,7 @@ class PromptRows:
         return [sample % self.split.num_groups]
 
     def batch(self, sample_indices: NDArray[np.int64]) -> AnswerBatch:
-        """Rows of the same sizes as those of training steps, with nothing to learn in them."""
+        """Rows with the sizes of those in training steps, but without labels."""
         indices = check_indices(sample_indices, self.num_samples)
         prompts = [self.split.example(index % self.split.num_groups).ids for index in indices.tolist()]
         lengths = np.array([len(prompt) + self.max_new_tokens for prompt in prompts], dtype=np.int64)
@@ -112,11 +112,11 @@ class RolloutTask(ExampleTask):
 
     @abstractmethod
     def method(self) -> RewardMethod:
-        """What the method makes of the answers of a rollout."""
+        """The method, which turns the rewards of a rollout into advantages and numbers for the objective."""
 
     @property
     def row_type(self) -> type[Row]:
-        """Prompts."""
+        """Lines with a prompt."""
         return Prompt
 
     @property
@@ -276,7 +276,7 @@ class PolicyTask(RolloutTask):
 
     @cached_property
     def conversing(self) -> Conversing | None:
-        """The conversations with the environment of the settings, which is opened; None without one."""
+        """Opens the environment of the settings for conversations; None if the settings name none."""
         settings, tokenizer = self.settings, self.tokenizer()
         chosen: EnvironmentConfig | None = settings.environment
         if chosen is None:
@@ -336,11 +336,11 @@ class GroupPolicyTask(PolicyTask):
 
     @property
     def answers(self) -> int:
-        """The size of a group."""
+        """The answers to a prompt: the size of a group."""
         return self.settings.group_size
 
     def method(self) -> RewardMethod:
-        """Advantages within groups."""
+        """Group-relative advantages."""
         return GroupPolicy(self.settings)
 
     def objective(self) -> Objective:

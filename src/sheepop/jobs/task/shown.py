@@ -1,4 +1,4 @@
-"""What a run on examples would learn, and how, to look at before it starts."""
+"""Shows what a run on examples would learn, and how, before it starts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Decision:
 
     @classmethod
     def of(cls, task: ExampleTask, model: Path, given: Mapping[str, Any] = MappingProxyType({})) -> Decision:
-        """Tokenises all examples as a run from `model` does, which says the same; raises as that.
+        """Tokenises all examples as a run from `model` would, with the same messages and errors.
 
         `given` is the tree of settings as the user gave it.
         """

@@ -32,11 +32,11 @@ class Sums:
         return parameter.shape
 
     def form(self, parameter: Tensor) -> Hashable:
-        """A key that is equal for parameters that can be updated together."""
+        """A key; parameters with equal keys can be updated together."""
         return parameter.shape
 
     def total(self, parameter: Tensor, sums: Tensor, *dimensions: int) -> Tensor:
-        """Completes `sums`, made here along some `dimensions` of a parameter, over all ranks; may change them."""
+        """Adds up over all ranks the `sums` of this rank along some `dimensions` of a parameter; may change them."""
         return sums
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, layers_of, timeline, waiting
 from sheepop.parallel.tensor import divides_vocabulary
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
+from sheepop.train.config import TrainingConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,11 +46,10 @@ class SharedStep:
     num_tokens: int
 
     @classmethod
-    def of(cls, config: SheepOpConfig, layout: Layout, num_tokens: int) -> SharedStep:
-        """The step of a run, after `sheepop.jobs.run.resolve.shared_steps` has set its micro-batch size."""
-        training = config.training
+    def of(cls, model: ModelConfig, training: TrainingConfig, layout: Layout, num_tokens: int) -> SharedStep:
+        """The step of a run, whose micro-batch size the layout has set."""
         assert training.micro_batch_size is not None
-        return cls(layout, config.model, training.global_batch_size, training.micro_batch_size, num_tokens)
+        return cls(layout, model, training.global_batch_size, training.micro_batch_size, num_tokens)
 
     @property
     def num_micro_batches(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from sheepop.core.console import Console
 from sheepop.data import Corpus, DataConfig, build_corpus
-from sheepop.jobs import baselines
+from sheepop.evaluate import baselines
 from sheepop.tokenizer import TokenizerConfig
 
 
