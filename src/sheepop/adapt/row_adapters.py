@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,9 +55,9 @@ class RowAdapters(Parts):
         for path in self._paths:
             layer = adaptable(self.network, path)
             layer.of_rows, layer.path = self, path
-        for layer, native in enumerate(model.layers):
+        for number, native in enumerate(model.layers):
             if hasattr(native, "with_adapters"):
-                self.network.blocks[layer] = native.with_adapters(self.network.layers[layer], self)
+                self.network.blocks[number] = cast(Any, native).with_adapters(self.network.layers[number], self)
         self.selected: list[tuple[Adapter, Tensor | None]] = []
         self._count = 0
 

@@ -17,7 +17,9 @@ class Shape(BaseModel):
 
 def _shape(name: str, meaning: str, base: type[Shape] = Shape, /, **fields: Any) -> type[Shape]:
     """A shape with these fields besides those of `base`: each has a type, or a type and a value if it is left out."""
-    typed = {field: found if isinstance(found, tuple) else (found, ...) for field, found in fields.items()}
+    typed: dict[str, Any] = {
+        field: found if isinstance(found, tuple) else (found, ...) for field, found in fields.items()
+    }
     return create_model(name, __base__=base, __doc__=meaning, **typed)
 
 
