@@ -86,11 +86,6 @@ class RowAdapters(Parts):
             self.selected.append((adapter, None if len(rows) == self._count else torch.tensor(rows, device=device)))
         return self.network
 
-    @property
-    def rank(self) -> int:
-        """The largest rank of the selected adapters."""
-        return max(len(change.down) for adapter, _ in self.selected for change in adapter.changes.values())
-
     def of(self, path: str, count: int) -> Iterable[tuple[LowRank, Tensor | None]]:
         """See `Parts.of`; raises `ValueError` if the pass has another number of rows than was selected."""
         if count != self._count:

@@ -37,7 +37,7 @@ _NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenter
 _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines."""
-_OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes")
+_OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -120,6 +120,7 @@ class NativeBlock(Block):
         self._about = activation, slopes, tokens
         self._adapters = adapters
         self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[_Change] | None] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Adapter, list[Tensor]] = weakref.WeakKeyDictionary()  # what they point to
         weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
         self._most_rows = min(weight.most_native_rows for weight in weights)
 
@@ -151,7 +152,7 @@ class NativeBlock(Block):
             address("x", x_BTD, torch.float32, *x_BTD.shape),
             out_BTD.data_ptr(),
             *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
-            *(changes, 0 if self._adapters is None else self._adapters.rank),
+            changes,
             torch.get_num_threads(),
         )
         return BlockOutputs(out_BTD)
@@ -182,10 +183,11 @@ class NativeBlock(Block):
                 continue
             if change.magnitude is not None or change.down.dtype != torch.float32:
                 return None
-            rank = len(change.down)
+            rank, up = len(change.down), change.up.detach().t().contiguous()
+            self._kept.setdefault(adapter, []).append(up)
             made[place] = _Change(
                 address("A", change.down, torch.float32, rank, layer.in_features),
-                address("B", change.up, torch.float32, layer.out_features, rank),
+                address("B", up, torch.float32, rank, layer.out_features),
                 *(rank, change.config.scale),
             )
         return made
@@ -334,5 +336,5 @@ def _norm(norm: nn.Module | None) -> _Norm:
 @cache
 def _run() -> Callable[..., Any]:
     found = native_library(_SOURCE).run_block  # type: ignore[union-attr]
-    found.argtypes, found.restype = [_POINTER] * 9 + [_COUNT] * 2, None
+    found.argtypes, found.restype = [_POINTER] * 9 + [_COUNT], None
     return found

@@ -44,7 +44,7 @@ struct Layer {
   const float *slopes, *sinks;
 };
 
-// What an adapter adds to a product of a row x (K): scale B (N, rank) A (rank, K) x. Without A it adds nothing.
+// What an adapter adds to a product of a row x (K): scale B^T A x with A, B (rank, K or N). Without A it adds nothing.
 struct Change {
   const float *down, *up;
   int64_t rank;
@@ -163,15 +163,13 @@ class Scratch {
 struct Buffers {
   float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
   float* rounded[3];  // inputs of products, in the forms that up to three different kinds of weights need
-  float* low;
 };
 
 struct Block {
   const Layer& layer;
   const Tokens& tokens;
   const Stored &keys, &values;
-  const Change* const* changes;  // those of each row by place, or null, of at most this rank
-  int64_t rank;
+  const Change* const* changes;  // those of each row by place, or null
   Attend attend;
   Write write;
   const Buffers& at;
@@ -205,12 +203,12 @@ struct Block {
     const Change& found = changes[r][place];
     x += r * linear.K, y += r * linear.N;
     for (int64_t i = 0; i < found.rank; i++) {
-      const float* row = found.down + i * linear.K;
-      at.low[r * rank + i] = found.scale * total(linear.K, [&](int64_t j) { return x[j] * row[j]; });
+      const float *row = found.down + i * linear.K, *column = found.up + i * linear.N;
+      Floats totals = {};
+      for (int64_t j = 0; j < linear.K; j += kLanes) totals += load<Floats>(x + j) * load<Floats>(row + j);
+      const float low = found.scale * sum(totals);
+      for (int64_t n = 0; n < linear.N; n++) y[n] += low * column[n];
     }
-    const float* low = at.low + r * rank;
-    for (int64_t n = 0; n < linear.N; n++)
-      y[n] += total(found.rank, [&](int64_t i) { return low[i] * found.up[n * found.rank + i]; });
   }
 
   // Applies the norm before a branch, if any, to row r of x; returns the rows.
@@ -314,19 +312,19 @@ extern "C" {
 
 // out = the residual stream x (R, D) after the block.
 void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, const Stored* values, const float* x,
-               float* out, Attend attend, Write write, const Change* const* changes, int64_t rank, int64_t threads) {
+               float* out, Attend attend, Write write, const Change* const* changes, int64_t threads) {
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
   const int64_t rounded = rounded_floats(1, std::max({layer->width, layer->o.K, layer->up.N}));
   const int64_t widths[] = {layer->width, layer->q.N,  layer->k.N,   layer->v.N, layer->o.K, layer->width,
-                            layer->up.N,  layer->gate.N, rounded, rounded,     rounded,  rank};
+                            layer->up.N,  layer->gate.N, rounded, rounded,     rounded};
   int64_t offsets[std::size(widths)];
   for (size_t i = 0; i < std::size(widths); i++) offsets[i] = scratch.reserve(tokens->count * widths[i]);
   auto at = [&](int i) { return scratch.at(offsets[i]); };
-  const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}, at(11)};
+  const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
   const int64_t weights = layer->width * (layer->q.N + layer->up.N);
   together(std::min(threads, 1 + weights / kWork), [&](Worker& worker) {
-    Block{*layer, *tokens, *keys, *values, changes, rank, attend, write, buffers, threads, worker}.run(x, out);
+    Block{*layer, *tokens, *keys, *values, changes, attend, write, buffers, threads, worker}.run(x, out);
   });
 }
 }
