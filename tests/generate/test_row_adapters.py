@@ -109,8 +109,17 @@ def test_only_requests_of_one_adapter_share_what_is_cached(toy_model: Build) -> 
 
 @pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
-def test_the_base_stays_on_its_native_blocks(toy_model: Build, stored: str) -> None:
-    """Log-probabilities of adapted texts, beside native blocks, are those of a merged network in float64."""
+def test_adapted_rows_stay_on_native_blocks(toy_model: Build, monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
+    """Log-probabilities of adapted texts in native blocks are those of a merged network in float64."""
+    monkeypatch.setenv("SHEEPOP_NATIVE", "1")
+    native, work = list[int](), NativeBlock._changes_of
+
+    def counting(block: NativeBlock, count: int) -> Any:
+        found = work(block, count)
+        native.append(-1 if found is None else sum(address is not None for address in found))
+        return found
+
+    monkeypatch.setattr(NativeBlock, "_changes_of", counting)
     plain_model = toy_model(norm="rmsnorm", position_encoding="rope")
     if stored == "bfloat16":
         plain_model = plain_model.to(torch.bfloat16)
@@ -133,7 +142,7 @@ def test_the_base_stays_on_its_native_blocks(toy_model: Build, stored: str) -> N
             for place, (token, logprob) in enumerate(zip(candidate.token_ids, candidate.logprobs, strict=True)):
                 row = logprobs[len(PROMPT) - 1 + place]
                 assert logprob == pytest.approx(float(row[token]), abs=2e-2 if stored == "bfloat16" else 1e-3)
-    assert isinstance(fast.layers[0], NativeBlock)
+    assert native.count(1) == 2 * 7 and -1 not in native  # one of two rows, in two layers, after the prompts
 
 
 def _in_float64(network: Transformer) -> Transformer:

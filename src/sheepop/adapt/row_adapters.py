@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +55,10 @@ class RowAdapters(Parts):
         for path in self._paths:
             layer = adaptable(self.network, path)
             layer.of_rows, layer.path = self, path
-        self._rows: list[tuple[Adapter, Tensor | None]] = []
+        for number, native in enumerate(model.layers):
+            if hasattr(native, "with_adapters"):
+                self.network.blocks[number] = cast(Any, native).with_adapters(self.network.layers[number], self)
+        self.selected: list[tuple[Adapter, Tensor | None]] = []
         self._count = 0
 
     def require(self, adapter: Adapter) -> None:
@@ -76,14 +80,14 @@ class RowAdapters(Parts):
     def select(self, adapters: Sequence[Adapter | None]) -> Transformer:
         """Returns the network for a pass whose rows have these adapters, in order."""
         self._count, device = len(adapters), self.network.device
-        self._rows = []
+        self.selected = []
         for adapter in dict.fromkeys(each for each in adapters if each is not None):
             rows = [number for number, each in enumerate(adapters) if each is adapter]
-            self._rows.append((adapter, None if len(rows) == self._count else torch.tensor(rows, device=device)))
+            self.selected.append((adapter, None if len(rows) == self._count else torch.tensor(rows, device=device)))
         return self.network
 
     def of(self, path: str, count: int) -> Iterable[tuple[LowRank, Tensor | None]]:
         """See `Parts.of`; raises `ValueError` if the pass has another number of rows than was selected."""
         if count != self._count:
             raise ValueError(f"adapters were selected for {self._count} rows, and {path} got {count}")
-        return [(adapter.changes[path], rows) for adapter, rows in self._rows if path in adapter.changes]
+        return [(adapter.changes[path], rows) for adapter, rows in self.selected if path in adapter.changes]

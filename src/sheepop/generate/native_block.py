@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.native_products import wants_native_kernels, with_native_products
+from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import Linear, StoredWeight
 from sheepop.core.native import address, native_library, say_once
 from sheepop.generate.paged_cache import PagedCache
@@ -35,6 +37,7 @@ _NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenter
 _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines."""
+_OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -56,6 +59,10 @@ class _Layer(ctypes.Structure):
         *((name, _NUMBER) for name in ("scale", "cap")),
         *((name, _POINTER) for name in ("slopes", "sinks")),
     ]
+
+
+class _Change(ctypes.Structure):
+    _fields_ = [("down", _POINTER), ("up", _POINTER), ("rank", _COUNT), ("scale", _NUMBER)]
 
 
 class _Stored(ctypes.Structure):
@@ -99,10 +106,21 @@ class _TokensOfPass:
 class NativeBlock(Block):
     """A decoder block over the modules of `block`, which runs in one native call if the pass allows it."""
 
-    def __init__(self, block: Block, activation: str, slopes: Tensor | None, tokens: _TokensOfPass) -> None:
+    def __init__(
+        self,
+        block: Block,
+        activation: str,
+        slopes: Tensor | None,
+        tokens: _TokensOfPass,
+        adapters: RowAdapters | None = None,
+    ) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
         self._layer, self._tokens = _layer(block, activation, slopes), tokens
+        self._about = activation, slopes, tokens
+        self._adapters = adapters
+        self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[_Change] | None] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Adapter, list[Tensor]] = weakref.WeakKeyDictionary()  # what they point to
         weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
         self._most_rows = min(weight.most_native_rows for weight in weights)
 
@@ -110,7 +128,7 @@ class NativeBlock(Block):
         """Returns a plain block, because the native structures point to the weights of the original."""
         block = memo[id(self)] = Block.__new__(Block)
         nn.Module.__init__(block)
-        kept = {key: value for key, value in vars(self).items() if key not in ("_layer", "_tokens", "_most_rows")}
+        kept = {key: value for key, value in vars(self).items() if key not in _OF_NATIVE}
         block.__dict__.update(copy.deepcopy(kept, memo))
         return block
 
@@ -118,7 +136,8 @@ class NativeBlock(Block):
         """See `Block.forward`."""
         metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
         count = x_BTD.numel() // self._layer.width
-        if metadata is None or someone_watches() or count > self._most_rows:
+        changes = self._changes_of(count) if metadata is not None else None
+        if metadata is None or changes is None or someone_watches() or count > self._most_rows:
             return super().forward(x_BTD, inputs, cache)
         assert isinstance(cache, PagedCache) and metadata is not None and self.attention is not None
         keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
@@ -133,9 +152,45 @@ class NativeBlock(Block):
             address("x", x_BTD, torch.float32, *x_BTD.shape),
             out_BTD.data_ptr(),
             *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
+            changes,
             torch.get_num_threads(),
         )
         return BlockOutputs(out_BTD)
+
+    def with_adapters(self, block: Block, adapters: RowAdapters) -> NativeBlock:
+        """The native block over the layers of `block`, to whose products the rows of `adapters` add."""
+        return NativeBlock(block, *self._about, adapters)
+
+    def _changes_of(self, count: int) -> ctypes.Array[Any] | None:
+        """The addresses of what each of `count` rows adds to the products; None if native code cannot add it."""
+        found = (_POINTER * count)()
+        for adapter, rows in () if self._adapters is None else self._adapters.selected:
+            if adapter not in self._changes:
+                self._changes[adapter] = self._made(adapter)
+            if (changes := self._changes[adapter]) is None:
+                return None
+            for row in range(count) if rows is None else rows.tolist():
+                found[row] = ctypes.addressof(changes)
+        return found
+
+    def _made(self, adapter: Adapter) -> ctypes.Array[_Change] | None:
+        assert self.attention is not None and isinstance(self.feed_forward, FeedForward)
+        layers = _linears(self)
+        made = (_Change * len(layers))()
+        for place, layer in enumerate(layers):
+            change = adapter.changes.get(getattr(layer, "path", ""))
+            if change is None or layer is None:
+                continue
+            if change.magnitude is not None or change.down.dtype != torch.float32:
+                return None
+            rank, up = len(change.down), change.up.detach().t().contiguous()
+            self._kept.setdefault(adapter, []).append(up)
+            made[place] = _Change(
+                address("A", change.down, torch.float32, rank, layer.in_features),
+                address("B", up, torch.float32, rank, layer.out_features),
+                *(rank, change.config.scale),
+            )
+        return made
 
 
 def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor]]]:
@@ -210,17 +265,13 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
         is_last = block.position == "post"
         sum_norm = _norm(norm if is_last and not block.parallel else None)
         branches.append(_Branch(_norm(None if is_last else norm), _norm(output_norm), sum_norm))
-    linear = (
-        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-        *(feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj),
-    )
     width, value_width = attention.head_dim, attention.value_dim
     heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
     _require_fit(block, heads, kv_heads)
     return _Layer(
         *branches,
         *map(_norm, (attention.q_norm, attention.k_norm)),
-        *map(_linear, linear),
+        *map(_linear, _linears(block)),
         attention.q_proj.in_features,
         *(heads, kv_heads, width, value_width),
         block.parallel,
@@ -228,6 +279,16 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
         width**-0.5 if attention.scale is None else attention.scale,
         attention.soft_cap or 0.0,
         *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
+    )
+
+
+def _linears(block: Block) -> tuple[nn.Linear | None, ...]:
+    """The layers with matrices in the order of the native code."""
+    attention, feed_forward = block.attention, block.feed_forward
+    assert attention is not None and isinstance(feed_forward, FeedForward)
+    return (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj),
     )
 
 
@@ -275,5 +336,5 @@ def _norm(norm: nn.Module | None) -> _Norm:
 @cache
 def _run() -> Callable[..., Any]:
     found = native_library(_SOURCE).run_block  # type: ignore[union-attr]
-    found.argtypes, found.restype = [_POINTER] * 8 + [_COUNT], None
+    found.argtypes, found.restype = [_POINTER] * 9 + [_COUNT], None
     return found

@@ -190,16 +190,14 @@ class PagedCache(LatentCache):
                 needed[kind] = max(needed[kind], *(1 + block for block in blocks[new] if block is not None), 0)
         if needed == self._num_blocks:
             return False
-        counts = [
-            max(count, min(most, 2 * before)) if count > before else before
-            for count, before, most in zip(needed, self._num_blocks, self._most, strict=True)
-        ]
+        sizes = zip(needed, self._num_blocks, self._most, strict=True)
+        counts = [max(count, min(most, 2 * had)) if count > had else had for count, had, most in sizes]
         synchronize(self.device)
         try:
-            for kind, keys, values in zip(self._kind_of_layer, self.keys, self.values, strict=True):
-                if kind is not None and counts[kind] > self._num_blocks[kind]:
-                    keys.grow(counts[kind] + 1)
-                    values.grow(counts[kind] + 1)
+            for of_layer, keys, values in zip(self._kind_of_layer, self.keys, self.values, strict=True):
+                if of_layer is not None and counts[of_layer] > self._num_blocks[of_layer]:
+                    keys.grow(counts[of_layer] + 1)
+                    values.grow(counts[of_layer] + 1)
             self._tails = {place: grown(tail, counts[-1] + 1) for place, tail in self._tails.items()}
         except torch.OutOfMemoryError:
             raise DeviceError(

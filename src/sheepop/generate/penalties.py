@@ -64,9 +64,9 @@ class Penalties:
         width = max(self._places[text].width + len(more) for text, more in missing.items()) + max(map(len, guesses))
         self._make_room(width)
         for number in range(max(map(len, missing.values()))):
-            found = [(self._places[text], more[number]) for text, more in missing.items() if number < len(more)]
-            _add(self._state, [(place.slot, place.width, token_id) for place, token_id in found], sampled)
-            for place, _ in found:
+            new = [(self._places[text], more[number]) for text, more in missing.items() if number < len(more)]
+            _add(self._state, [(place.slot, place.width, token_id) for place, token_id in new], sampled)
+            for place, _ in new:
                 place.width, place.num_counted = place.width + 1, place.num_counted + 1
         places = [self._places[text] for _, _, text in rows]
         indices = torch.tensor([[place.slot for place in places], [number for number, _, _ in rows]])

@@ -93,8 +93,7 @@ class Networks:
             raise UsageError("A model that is split over several processes takes no adapters. Serve it in one.")
         self._adapted.require(adapter)
         say_once(
-            "Passes that read texts with adapters run in PyTorch, step by step, without the native block and CUDA "
-            "graphs; passes without adapters are as fast as before."
+            "Passes that read texts with adapters run without CUDA graphs, and with DoRA also without the native block."
         )
 
     def of(self, adapters: Sequence[Adapter | None]) -> Transformer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -65,49 +66,26 @@ class RunsPage:
     def routes(self) -> APIRouter:
         """The endpoints for runs and votes."""
         router = APIRouter(prefix="/ui", dependencies=[Depends(same_site)])
+        runs, show = self._runs, self._shown
         reading: dict[str, Callable[..., Any]] = {
-            "/runs": self.list, "/glossary": self.glossary, "/differences": self.differences, "/votes": self.votes,
-            "/runs/{name}": self.summary, "/runs/{name}/metrics": self.metrics, "/runs/{name}/samples": self.samples,
-            "/runs/{name}/steps/{step}": self.origins, "/runs/{name}/traces": self.traces,
-            "/runs/{name}/traces/{step}": self.trace, "/runs/{name}/traces/{step}/tensor": self.tensor,
-            "/runs/{name}/pages/{kind}": self.report,
+            "/runs": show(runs.names), "/glossary": self.glossary, "/differences": show(runs.differences),
+            "/votes": self.votes, "/runs/{name}": show(runs.summary), "/runs/{name}/metrics": self.metrics,
+            "/runs/{name}/samples": show(runs.samples), "/runs/{name}/steps/{step}": show(runs.origins),
+            "/runs/{name}/traces": show(runs.traces), "/runs/{name}/traces/{step}": self.trace,
+            "/runs/{name}/traces/{step}/tensor": self.tensor, "/runs/{name}/pages/{kind}": self.report,
         }  # fmt: skip
         for path, endpoint in reading.items():
             router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
         router.add_api_route("/votes", self.vote, methods=["POST"], response_model=None)
         return router
 
-    async def list(self) -> JSONResponse:
-        """The names of the runs."""
-        return json_answer(self._runs.names())
-
     async def glossary(self) -> JSONResponse:
         """The definitions of the terms on the page."""
         return json_answer(GLOSSARY)
 
-    async def summary(self, name: str) -> JSONResponse:
-        """The summary of a run."""
-        return await self._answer(lambda: self._runs.summary(name))
-
     async def metrics(self, name: str, offset: int = 0) -> JSONResponse:
         """The rows of the metrics after byte `offset`."""
         return await self._answer(lambda: self._runs.metrics(name, max(0, offset)))
-
-    async def samples(self, name: str) -> JSONResponse:
-        """The texts that the model generated during training."""
-        return await self._answer(lambda: self._runs.samples(name))
-
-    async def differences(self) -> JSONResponse:
-        """The settings in which the runs differ."""
-        return await self._answer(self._runs.differences)
-
-    async def origins(self, name: str, step: int) -> JSONResponse:
-        """The texts and documents of a step."""
-        return await self._answer(lambda: self._runs.origins(name, step))
-
-    async def traces(self, name: str) -> JSONResponse:
-        """The steps with a trace."""
-        return await self._answer(lambda: self._runs.traces(name))
 
     async def trace(self, name: str, step: int) -> JSONResponse:
         """A trace without its tensors."""
@@ -143,6 +121,15 @@ class RunsPage:
         """Appends a vote to the file and flushes it to disk before answering."""
         await self._do(lambda: self._votes.append(vote.row()), status=500)
         return json_answer(str(self._votes.path))
+
+    def _shown(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """The endpoint, with the parameters of `read`, that answers with what it returns."""
+
+        @wraps(read)
+        async def answer(**given: Any) -> JSONResponse:
+            return await self._answer(lambda: read(**given))
+
+        return answer
 
     async def _answer(self, read: Callable[[], Mapping[str, Any] | Sequence[Any] | str]) -> JSONResponse:
         return json_answer(await self._do(read))

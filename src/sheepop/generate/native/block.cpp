@@ -44,6 +44,15 @@ struct Layer {
   const float *slopes, *sinks;
 };
 
+// What an adapter adds to a product of a row x (K): scale B^T A x with A, B (rank, K or N). Without A it adds nothing.
+struct Change {
+  const float *down, *up;
+  int64_t rank;
+  double scale;
+};
+
+enum Place : int64_t { kQ, kK, kV, kO, kGate, kUp, kDown };
+
 // Keys or values of a layer: (blocks, K, S, C), and in 8 bits a scale for each head of a token.
 struct Stored {
   void* numbers;
@@ -160,6 +169,7 @@ struct Block {
   const Layer& layer;
   const Tokens& tokens;
   const Stored &keys, &values;
+  const Change* const* changes;  // those of each row by place, or null
   Attend attend;
   Write write;
   const Buffers& at;
@@ -185,6 +195,20 @@ struct Block {
     for (int i = 0; i < count; i++)
       found[i] = {all[i], all[i]->round ? at.rounded[shared(all, i)] : x, to[i]};
     multiply(worker, found, tokens.count, threads);
+  }
+
+  // Adds to row r of a product y (R, N) of x (R, K) what the row's adapter adds.
+  void change(int64_t r, Place place, const Linear& linear, const float* x, float* y) const {
+    if (!changes || !changes[r] || !changes[r][place].down) return;
+    const Change& found = changes[r][place];
+    x += r * linear.K, y += r * linear.N;
+    for (int64_t i = 0; i < found.rank; i++) {
+      const float *row = found.down + i * linear.K, *column = found.up + i * linear.N;
+      Floats totals = {};
+      for (int64_t j = 0; j < linear.K; j += kLanes) totals += load<Floats>(x + j) * load<Floats>(row + j);
+      const float low = found.scale * sum(totals);
+      for (int64_t n = 0; n < linear.N; n++) y[n] += low * column[n];
+    }
   }
 
   // Applies the norm before a branch, if any, to row r of x; returns the rows.
@@ -240,7 +264,12 @@ struct Block {
       round(before(layer.attention.before, x, r), r, layer.q, layer.k, layer.v);
     });
     products(input, {&layer.q, &layer.k, &layer.v}, {at.q, at.k, at.v});
-    by_row([&](int64_t r) { store_keys(r); });
+    by_row([&](int64_t r) {
+      change(r, kQ, layer.q, input, at.q);
+      change(r, kK, layer.k, input, at.k);
+      change(r, kV, layer.v, input, at.v);
+      store_keys(r);
+    });
     worker.share(tokens.count * layer.kv_heads, [&](int64_t item) { attend_item(item); });
     by_row([&](int64_t r) { round(at.attended, r, layer.o); });
     products(at.attended, {&layer.o}, {at.found});
@@ -252,6 +281,7 @@ struct Block {
     const int64_t width = layer.up.N;
     const bool is_gated = layer.gate.multiply;
     by_row([&](int64_t r) {
+      change(r, kO, layer.o, at.attended, at.found);
       add(layer.attention, out, r);
       const float* normed = before(layer.feed_forward.before, x, r);
       is_gated ? round(normed, r, layer.up, layer.gate) : round(normed, r, layer.up);
@@ -263,11 +293,16 @@ struct Block {
       products(input, {&layer.up}, {at.hidden});
     }
     by_row([&](int64_t r) {
+      change(r, kUp, layer.up, input, at.hidden);
+      if (is_gated) change(r, kGate, layer.gate, input, at.gate);
       activate(layer.activation, at.hidden + r * width, is_gated ? at.gate + r * width : nullptr, width);
       round(at.hidden, r, layer.down);
     });
     products(at.hidden, {&layer.down}, {at.found});
-    by_row([&](int64_t r) { add(layer.feed_forward, out, r); });
+    by_row([&](int64_t r) {
+      change(r, kDown, layer.down, at.hidden, at.found);
+      add(layer.feed_forward, out, r);
+    });
   }
 };
 
@@ -277,7 +312,7 @@ extern "C" {
 
 // out = the residual stream x (R, D) after the block.
 void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, const Stored* values, const float* x,
-               float* out, Attend attend, Write write, int64_t threads) {
+               float* out, Attend attend, Write write, const Change* const* changes, int64_t threads) {
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
   const int64_t rounded = rounded_floats(1, std::max({layer->width, layer->o.K, layer->up.N}));
@@ -289,7 +324,7 @@ void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, con
   const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
   const int64_t weights = layer->width * (layer->q.N + layer->up.N);
   together(std::min(threads, 1 + weights / kWork), [&](Worker& worker) {
-    Block{*layer, *tokens, *keys, *values, attend, write, buffers, threads, worker}.run(x, out);
+    Block{*layer, *tokens, *keys, *values, changes, attend, write, buffers, threads, worker}.run(x, out);
   });
 }
 }
