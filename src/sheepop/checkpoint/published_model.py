@@ -14,13 +14,14 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
 from sheepop.checkpoint.generation_settings import GENERATION
+from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_cache import (
     CachedModel,
     cached_models,
     entry_for,
     filling,
-    import_into,
     models_directory,
+    open_source,
     require_space,
 )
 from sheepop.checkpoint.model_kind import (
@@ -65,8 +66,8 @@ def pull(name: PublishedName, console: Console, *, weights: bool = True) -> Cach
     """Fetches the newest commit of `name` into the cache, unless it is there already.
 
     Without `weights` it fetches the configuration and the tokenizer alone, unless a GGUF file has both.
-    Its files come from the cache of Hugging Face's library if all are there, else from the hub. The cache keeps the
-    imported model alone. Raises `CheckpointError` for a model that does not exist, cannot be read or was damaged on the
+    Its files come from the cache of Hugging Face's library if all are there, where its weights stay, else from the hub.
+    Raises `CheckpointError` for a model that does not exist, cannot be read or was damaged on the
     way, and `StorageError` for a full disk.
     """
     hub = Hub(kind="model")
@@ -302,9 +303,10 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
     else:
         licence = contents.card.get("license")
         licensed = {"license": licence} if isinstance(licence, str) else {}
-        record["stored"] = import_into(entry, source, origin | licensed, console)
+        record["stored"] = open_source(entry, source, origin | licensed, console)
     entry.write_record({**record, "checksums": model.checksums})
-    remove_tree(entry.source)
+    if LinkedWeights.read(entry.directory) is None:
+        remove_tree(entry.source)
 
 
 def _checked(folder: Path, file: HubFile) -> Path:
@@ -322,10 +324,9 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
     place, name = entry.source, str(model.name)
     with storage_errors(place):
         make_directory(place)
-    # The import makes another copy before this one is removed.
     sizes = [file.size for file in model.candidates]
     there = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-    require_space(2 * sum(sizes) - there, name)
+    require_space(sum(sizes) - there, name)
     with console.progress(f"Downloading {name}", sum(sizes) / 1e6, "MB") as progress:
 
         def bring(file: HubFile) -> Path:
