@@ -114,7 +114,7 @@ class Container:
         kind = self.tensors[name].kind
         if kind.read_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
             return content.view(kind.dtype).view(shape)
-        (numbers,) = _decoded(kind, content, lambda blocks: (kind.read(blocks),))
+        (numbers,) = self._decoded(name, content, lambda blocks: (kind.read(blocks),))
         return numbers.view(shape)
 
     def read_stored(self, name: str, rows: slice | None = None) -> tuple[Tensor, ...]:
@@ -122,16 +122,7 @@ class Container:
         content, shape = self._content(name, rows)
         kind = self.tensors[name].kind
         assert kind.read_stored is not None, name
-        found = tuple(part.view(*shape[:-1], -1) for part in _decoded(kind, content, kind.read_stored))
-        self._release(name)
-        return found
-
-    def _release(self, name: str) -> None:
-        """Gives memory back in which the system keeps the bytes of a tensor that was decoded for this process."""
-        record = self.tensors[name]
-        begin, end = -(-record.start // mmap.PAGESIZE), (record.start + record.size) // mmap.PAGESIZE
-        if begin < end:
-            record.file.madvise(mmap.MADV_DONTNEED, begin * mmap.PAGESIZE, (end - begin) * mmap.PAGESIZE)
+        return tuple(part.view(*shape[:-1], -1) for part in self._decoded(name, content, kind.read_stored))
 
     def _content(self, name: str, rows: slice | None) -> tuple[Tensor, tuple[int, ...]]:
         """The bytes of a tensor, or of some of its rows, as they are mapped, and its shape."""
@@ -142,6 +133,26 @@ class Container:
             start, shape = start + rows.start * row, (rows.stop - rows.start, *shape[1:])
             size = shape[0] * row
         return torch.frombuffer(record.file, dtype=torch.uint8, count=size, offset=start), shape
+
+    def _decoded(
+        self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> list[Tensor]:
+        """Returns the decoded parts of all blocks (B, n), decoded in pieces, so that little memory is needed besides."""
+        kind, file = self.tensors[name].kind, self.tensors[name].file
+        blocks = content.view(-1, kind.block_bytes)
+        found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
+        size = max(1, _PIECE // kind.block)
+        end = content.data_ptr() - torch.frombuffer(file, dtype=torch.uint8).data_ptr()
+        released = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        for begin in range(0, len(blocks), size):
+            for whole, part in zip(found, decode(blocks[begin : begin + size]), strict=True):
+                whole[begin : begin + size] = part
+            # Pages of the file that were decoded need not stay in the memory of this process.
+            end += blocks[begin : begin + size].numel()
+            if (count := end // mmap.PAGESIZE * mmap.PAGESIZE - released) > 0:
+                file.madvise(mmap.MADV_DONTNEED, released, count)
+                released += count
+        return found
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
@@ -165,17 +176,6 @@ class Container:
         if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise cursor.problem(f"{_ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
-
-
-def _decoded(kind: TensorType, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-    """Returns the decoded parts of all blocks (B, n), decoded in pieces, so that little memory is needed besides."""
-    blocks = content.view(-1, kind.block_bytes)
-    found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
-    size = max(1, _PIECE // kind.block)
-    for begin in range(0, len(blocks), size):
-        for whole, part in zip(found, decode(blocks[begin : begin + size]), strict=True):
-            whole[begin : begin + size] = part
-    return found
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.gguf.block_decoding import DECODERS, pack
 from sheepop.checkpoint.gguf.block_encoding import ENCODERS, require_storable
+from sheepop.checkpoint.gguf.native_decoding import native_decoder
 from sheepop.core.errors import CheckpointError
 
 # Names of types that SheepOp does not read, for error messages.
@@ -86,7 +88,14 @@ def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
     def read(content: Tensor) -> Tensor:
         return decoder(content).numbers()
 
+    @cache
+    def native() -> Callable[[Tensor], tuple[Tensor, ...]] | None:
+        return native_decoder(name, read_in_torch(torch.zeros(1, block_bytes, dtype=torch.uint8)))
+
     def read_stored(content: Tensor) -> tuple[Tensor, ...]:
+        return (native() or read_in_torch)(content)
+
+    def read_in_torch(content: Tensor) -> tuple[Tensor, ...]:
         integers, *scalings = decoder(content)
         if name in _FOUR_BITS:
             integers = pack(integers.view(torch.uint8) & 15, 4, GROUP // 2)
