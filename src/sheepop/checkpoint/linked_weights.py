@@ -68,9 +68,7 @@ class LinkedWeights:
         except (KeyError, TypeError, ValueError):
             is_known = False
         if not is_known:
-            raise CheckpointError(
-                f"{directory / LINK} is damaged. Remove {directory.parent}, and try again."
-            )
+            raise CheckpointError(f"{directory / LINK} is damaged. Remove {directory.parent}, and try again.")
         link.require_unchanged()
         return link
 

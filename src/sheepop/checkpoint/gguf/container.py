@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,17 +133,16 @@ class Container:
             row = size // shape[0]
             start, shape = start + rows.start * row, (rows.stop - rows.start, *shape[1:])
             size = shape[0] * row
-        return torch.frombuffer(record.file, dtype=torch.uint8, count=size, offset=start), shape
+        # NumPy keeps a map open that is in use; torch.frombuffer does not.
+        return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
-    def _decoded(
-        self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]
-    ) -> list[Tensor]:
-        """Returns the decoded parts of all blocks (B, n), decoded in pieces, so that little memory is needed besides."""
+    def _decoded(self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+        """Returns the decoded parts of all blocks (B, n), a piece at a time, so that little memory is needed besides."""
         kind, file = self.tensors[name].kind, self.tensors[name].file
         blocks = content.view(-1, kind.block_bytes)
         found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
         size = max(1, _PIECE // kind.block)
-        end = content.data_ptr() - torch.frombuffer(file, dtype=torch.uint8).data_ptr()
+        end = content.data_ptr() - np.frombuffer(file, np.uint8).ctypes.data
         released = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         for begin in range(0, len(blocks), size):
             for whole, part in zip(found, decode(blocks[begin : begin + size]), strict=True):
