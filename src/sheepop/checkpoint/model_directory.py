@@ -158,25 +158,20 @@ def stored_tensors(directory: Path) -> dict[str, LazyTensor]:
 def _read_stored(
     directory: Path, quantization: Quantization | None, device: str, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Returns the weights of a model directory, floats by memory map and integers in the memory of the process."""
+    """Returns the weights of a model directory: its own in the memory of the process, those of a link by memory map."""
     tensors = stored_tensors(directory)
-    # Integers are arranged anew in their memory; those that are decoded from a linked file have their own already.
-    is_copied = quantization is not None and not (directory / LINK).is_file()
+    # In memory, later changes of the file do no harm. Integers of a linked file are decoded to memory of their own.
+    is_copied = not (directory / LINK).is_file() and torch.device(device).type == "cpu"
 
     def read(name: str, stored: Sequence[LazyTensor]) -> Tensor:
         parts = [(part.load() if is_copied else part.read().contiguous()).to(device) for part in stored]
         if quantization is None or len(parts) == 1:
             return parts[0]
-        return quantization.matrix(name, parts, dtype, directory, in_place=True)
+        return nn.Parameter(quantization.matrix(name, parts, dtype, directory, in_place=True), requires_grad=False)
 
     whole = with_parts(tensors) if quantization is not None else {name: [tensor] for name, tensor in tensors.items()}
     with ThreadPoolExecutor(_READERS) as pool:
-        found = dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
-    # A parameter is made in this thread: others are not in inference mode, or do not compute gradients.
-    return {
-        name: nn.Parameter(tensor, requires_grad=False) if isinstance(tensor, StoredWeight) else tensor
-        for name, tensor in found.items()
-    }
+        return dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
 
 
 def open_model(path: str | Path) -> ForeignModel:

@@ -77,7 +77,7 @@ class Container:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self._is_closed = Path(path), False
         self._map = _map(self.path)
         try:
             with memoryview(self._map) as content:
@@ -99,6 +99,7 @@ class Container:
 
     def close(self) -> None:
         """Closes the memory map; tensors that were read stay valid, and floats among them keep it open."""
+        self._is_closed = True
         with suppress(BufferError):
             self._map.close()
         for part in self._absorbed:
@@ -127,6 +128,8 @@ class Container:
 
     def _content(self, name: str, rows: slice | None) -> tuple[Tensor, tuple[int, ...]]:
         """The bytes of a tensor, or of some of its rows, as they are mapped, and its shape."""
+        if self._is_closed:
+            raise ValueError(f"{self.path} is closed")
         record = self.tensors[name]
         start, size, shape = record.start, record.size, record.shape
         if rows is not None:
@@ -137,7 +140,7 @@ class Container:
         return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
     def _decoded(self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """Returns the decoded parts of all blocks (B, n), a piece at a time, so that little memory is needed besides."""
+        """Returns the parts of all blocks (B, n), decoded a piece at a time, so that little memory is needed besides."""
         kind, file = self.tensors[name].kind, self.tensors[name].file
         blocks = content.view(-1, kind.block_bytes)
         found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
