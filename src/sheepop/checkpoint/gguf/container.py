@@ -140,7 +140,7 @@ class Container:
         return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
     def _decoded(self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """Returns the parts of all blocks (B, n), decoded a piece at a time, so that little memory is needed besides."""
+        """Returns the parts of all blocks (B, n), decoded a piece at a time, which needs little memory besides."""
         kind, file = self.tensors[name].kind, self.tensors[name].file
         blocks = content.view(-1, kind.block_bytes)
         found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
