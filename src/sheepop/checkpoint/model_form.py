@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from sheepop.checkpoint.model_directory import (
     write_model,
 )
 from sheepop.checkpoint.weight_files import INDEX, MAX_SHARD_BYTES, WEIGHTS, read_all_weights, write_weights
-from sheepop.core.files import atomic_directory, read_json
+from sheepop.core.files import atomic_directory, link_or_copy, read_json
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 
@@ -180,10 +179,7 @@ def copy_base(source: Path, target: Path) -> None:
 def link_weights(source: Path, target: Path) -> None:
     """Links the weight files of `source` into `target`, or copies them if linking fails."""
     for name in sorted(_weight_files(source)):
-        try:
-            os.link(source / name, target / name)
-        except OSError:
-            shutil.copyfile(source / name, target / name)
+        link_or_copy(source / name, target / name)
 
 
 def _weight_files(directory: Path) -> set[str]:

@@ -36,7 +36,14 @@ from sheepop.checkpoint.source_directory import CONFIG, read_table
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, first_few
-from sheepop.core.files import atomic_directory, make_directory, remove_tree, storage_errors, sync_directory
+from sheepop.core.files import (
+    atomic_directory,
+    link_or_copy,
+    make_directory,
+    remove_tree,
+    storage_errors,
+    sync_directory,
+)
 from sheepop.core.hub import Contents, Hub, HubFile
 
 _TOKENIZER = "tokenizer.json"
@@ -296,10 +303,11 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
     if not model.has_weights:
         record["tokenizer"] = True
     if model.is_adapter or not model.has_weights or is_model(source):  # kept as it is
+        bring = link_or_copy if source == entry.source else shutil.copyfile  # files of another program stay apart
         with atomic_directory(entry.directory, replace=True) as place:
             for file in [*model.description, *model.weights(source)]:
                 make_directory((place / file.path).parent)
-                shutil.copyfile(source / file.path, place / file.path)
+                bring(source / file.path, place / file.path)
     else:
         licence = contents.card.get("license")
         licensed = {"license": licence} if isinstance(licence, str) else {}
