@@ -64,7 +64,8 @@ class LinkedWeights:
         try:
             is_known = found["version"] == _VERSION
             source = Path(os.fsdecode(bytes.fromhex(found["source"])))
-            link = cls(directory, source, tuple((str(name), *map(int, rest)) for name, *rest in found["files"]))
+            stamps = tuple((str(name), int(size), int(node), int(time)) for name, size, node, time in found["files"])
+            link = cls(directory, source, stamps)
         except (KeyError, TypeError, ValueError):
             is_known = False
         if not is_known:
