@@ -112,7 +112,9 @@ def test_a_name_loads_what_transformers_loads(hub: LoopbackHub, toy: Path, cache
     assert set(lm.end_ids) == {1, 7}
     assert not set(content_paths(hub)) & {*unneeded, "README.md"}
     (entry,) = cached_models()
-    assert not entry.source.exists()  # the weights are there once
+    kept = {file.name for file in entry.path.rglob("*.safetensors")}
+    assert kept == {file.name for file in toy.glob("*.safetensors")}  # as they were published, and once
+    assert not list(entry.directory.glob("*.safetensors"))
     made = load_model(NAME).provenance["imported"]
     assert made["repository"] == NAME and made["revision"] == repository.branches["main"]
     assert made["license"] == "apache-2.0" and "directory" not in made

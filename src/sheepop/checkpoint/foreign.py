@@ -9,19 +9,26 @@ from typing import Any
 
 import torch
 
-from sheepop.checkpoint.exchange.reader import read_hugging_face
-from sheepop.checkpoint.gguf.reader import read_gguf
-from sheepop.checkpoint.lazy_tensor import ForeignModel, converted, reported, total_bytes, watched
+from sheepop.checkpoint.exchange.reader import open_hugging_face, read_hugging_face
+from sheepop.checkpoint.gguf.reader import open_gguf, read_gguf
+from sheepop.checkpoint.lazy_tensor import (
+    ForeignModel,
+    LazyTensor,
+    converted,
+    reported,
+    total_bytes,
+    watched,
+    with_stored,
+)
+from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_description import Quantization, describe_model, formats_of
 from sheepop.checkpoint.model_kind import is_gguf, is_model
-from sheepop.checkpoint.weight_files import write_weights
+from sheepop.checkpoint.weight_files import MAX_SHARD_BYTES, write_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, first_few
 from sheepop.core.files import atomic_directory
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
 
-MAX_SHARD_BYTES = 5 * 10**9
-"""The default limit of a weight file."""
 _SHOWN_NAMES = 10
 _GREETING = [{"role": "user", "content": "Hello"}]
 
@@ -48,10 +55,44 @@ def read_foreign(source: Path, tokenizer: Path | None = None, dtype: torch.dtype
     return read_gguf(source, own)
 
 
+def foreign_tensors(link: LinkedWeights) -> dict[str, LazyTensor]:
+    """Returns the tensors of a linked model by our names, quantised matrices as their parts."""
+    if link.place.is_dir():
+        return dict(open_hugging_face(link.place).tensors)
+    file = open_gguf(link.place)
+    return with_stored(file.tensors, file.quantized)
+
+
+def open_in_place(source: Path, output: Path, origin: Mapping[str, Any], console: Console) -> list[str]:
+    """Writes a model directory that leaves the weights in the files of `source`, and reads none.
+
+    `origin` is where the model was published, and replaces the place of its files in the provenance. Notes go to
+    `console`. Returns the formats of the weights.
+    """
+    model = read_foreign(source)
+    link = LinkedWeights.of(output, source)
+    with atomic_directory(output, replace=True) as directory:
+        link.write(directory)
+        _describe(directory, model, origin, model.stored())
+    for warning in template_problems(model.tokenizer):
+        console.warn(warning)
+    for note in model.notes:
+        console.info(note)
+    return formats_of(model.stored())
+
+
+def _describe(
+    directory: Path, model: ForeignModel, origin: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
+) -> None:
+    source = {key: value for key, value in model.source.items() if not origin or key != "directory"}
+    made = {"imported": {**source, **origin}}
+    quantization = Quantization.of(tensors, torch.float32)
+    describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization)
+
+
 def import_foreign(
     model: ForeignModel,
     output: Path,
-    origin: Mapping[str, Any],
     console: Console,
     *,
     dtype: torch.dtype | None = None,
@@ -60,9 +101,8 @@ def import_foreign(
 ) -> dict[str, Any]:
     """Writes `model` as a model directory, with one tensor in memory at a time.
 
-    `origin` is where the model was published, and replaces the place of its files in the provenance. `dtype` converts
-    the weights; None keeps their dtypes, and quantised matrices as they are stored. Weights larger than
-    `max_shard_bytes` are split into several files. Returns a summary.
+    `dtype` converts the weights; None keeps their dtypes, and quantised matrices as they are stored. Weights larger
+    than `max_shard_bytes` are split into several files. Returns a summary.
     """
     report = ExchangeReport(console, output, template_problems(model.tokenizer))
     tensors = watched(model.stored() if dtype is None else converted(model.tensors, dtype), report.not_finite)
@@ -71,10 +111,7 @@ def import_foreign(
         console.progress("Importing", total_bytes(tensors), "bytes") as progress,
     ):
         write_weights(directory, reported(tensors, progress.advance), max_shard_bytes)
-        source = {key: value for key, value in model.source.items() if not origin or key != "directory"}
-        made = {"imported": {**source, **origin}}
-        quantization = Quantization.of(tensors, torch.float32)
-        describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization)
+        _describe(directory, model, {}, tensors)
     family = model.source.get("family", model.source.get("architecture"))
     return report.finish(model, family, model.notes, formats_of(tensors))
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_description import PROVENANCE, Provenance
 from sheepop.checkpoint.model_directory import ADAPTER
 from sheepop.checkpoint.model_kind import BASE
@@ -19,6 +20,8 @@ def identities(directory: Path) -> list[str]:
 
     Those are the weights that integers were rounded from, and the model that a run with an adapter began with.
     """
+    if (link := LinkedWeights.read(directory)) is not None:
+        return [link.identity(), *_origins(read_json(directory / PROVENANCE))]
     sums = read_json(directory / CHECKSUMS)
     weights = {
         name: value for name, value in sums.items() if name.endswith(".safetensors") and name.startswith("model")

@@ -79,11 +79,16 @@ class ForeignModel:
 
     def stored(self) -> dict[str, LazyTensor]:
         """Returns all tensors, quantised matrices as their parts."""
-        return {
-            name: part
-            for whole, tensor in self.tensors.items()
-            for name, part in self.quantized.get(whole, {whole: tensor}).items()
-        }
+        return with_stored(self.tensors, self.quantized)
+
+
+def with_stored(
+    tensors: Mapping[str, LazyTensor], quantized: Mapping[str, Mapping[str, LazyTensor]]
+) -> dict[str, LazyTensor]:
+    """Returns `tensors` with the parts of quantised matrices in place of these."""
+    return {
+        name: part for whole, tensor in tensors.items() for name, part in quantized.get(whole, {whole: tensor}).items()
+    }
 
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -1,9 +1,9 @@
-"""The cache of imported models: published models, and files of other programs that were given as MODEL.
+"""The cache of models in other formats: published models, and files of other programs that were given as MODEL.
 
 It is ``~/.cache/sheepop/models``, or the directory that ``SHEEPOP_MODELS`` names. An entry is a folder with a key that
 changes with the source. It holds ``model/`` (a model directory, or an adapter as it is published), ``record.json`` (its
-origin, written last; its time is that of the last use) and, while a model is fetched, ``source/``. A process that fills
-an entry holds its lock.
+origin, written last; its time is that of the last use) and the files that were fetched, ``source/``. The weights of
+another program's model stay where they are (see `linked_weights`). A process that fills an entry holds its lock.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, PublishedName, gguf_parts
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
@@ -31,7 +32,7 @@ from sheepop.core.locks import exclusive_lock, is_locked
 MARGIN = 2**24
 """Bytes to leave free on the disk."""
 # Raised when an import changes, so that models are imported again.
-_VERSION = 2
+_VERSION = 3
 _RECORD, _MODEL, _SOURCE, _LOCK = "record.json", "model", "source", ".lock"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_LABEL = 80
@@ -52,7 +53,15 @@ class CachedModel:
             return {}
         is_whole = isinstance(found, dict) and isinstance(found.get("name"), str) and found.get("version") == _VERSION
         is_there = any((self.directory / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
-        return found if is_whole and is_there else {}
+        return found if is_whole and is_there and self._has_linked() else {}
+
+    def _has_linked(self) -> bool:
+        """Whether weights that lie elsewhere are still there."""
+        try:
+            LinkedWeights.read(self.directory)
+        except CheckpointError:
+            return False
+        return True
 
     @property
     def is_finished(self) -> bool:
@@ -82,7 +91,7 @@ class CachedModel:
 
     @property
     def source(self) -> Path:
-        """The folder in which files are collected until the model is imported."""
+        """The folder with the files that were fetched."""
         return self.path / _SOURCE
 
     @property
@@ -174,23 +183,22 @@ def filling(entry: CachedModel, name: str, console: Console) -> Iterator[None]:
 
 
 def local_model(path: Path, console: Console) -> Path:
-    """Returns the model directory for a directory in Hugging Face's format or a GGUF file, imported if it is not yet.
+    """Returns the model directory for a directory in Hugging Face's format or a GGUF file, made if it is not yet there.
 
-    A source whose files have other sizes or times is imported again, and its former import is removed.
+    For a source whose files have other sizes or times it is made again, and the former one is removed.
     """
     place = path.resolve()
     if place.is_dir():
         files = sorted(file for file in place.iterdir() if file.is_file())
     else:
         files = [file for file in map(place.with_name, gguf_parts(place.name)) if file.is_file()]
-    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stamps = [(file.name, file.stat().st_size, file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
     entry = entry_for(place.stem, os.fsencode(place).hex(), stamps)
     if entry.is_finished:
         return entry.use()
     with filling(entry, str(path), console):
         if not entry.is_finished:
-            console.info(f"Importing {path} into the cache in {models_directory()}; 'sheepop models' lists it.")
-            stored = import_into(entry, place, {}, console)
+            stored = open_source(entry, place, {}, console)
             entry.write_record({"name": os.fsencode(place).decode(errors="replace"), "stored": stored})
     for other in cached_models():
         if other.revision is None and other.name == entry.name and other.path != entry.path:
@@ -198,19 +206,15 @@ def local_model(path: Path, console: Console) -> Path:
     return entry.use()
 
 
-def import_into(entry: CachedModel, source: Path, origin: Mapping[str, Any], console: Console) -> list[str]:
-    """Imports the model in `source` as that of an entry; returns the formats in which its tensors are stored.
+def open_source(entry: CachedModel, source: Path, origin: Mapping[str, Any], console: Console) -> list[str]:
+    """Makes the model directory of an entry for the model in `source`, whose weights stay there.
 
-    Raises `StorageError` if the disk has too little space.
+    Returns the formats in which they are stored.
     """
     # Loads torch, which finding a model that is in the cache does not need.
-    from sheepop.checkpoint.foreign import import_foreign, read_foreign
-    from sheepop.checkpoint.lazy_tensor import total_bytes
+    from sheepop.checkpoint.foreign import open_in_place
 
-    model = read_foreign(source)
-    require_space(total_bytes(model.stored()), source.name)
-    summary = import_foreign(model, entry.directory, origin, console, overwrite=True)
-    return list(summary["dtypes"])
+    return open_in_place(source, entry.directory, origin, console)
 
 
 def require_space(num_bytes: int, name: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.stored_weight import Format, StoredWeight, name_of
@@ -102,58 +102,51 @@ class Quantization(Config):
         is_mixed = len(formats) > 1 or not is_usual or any(name + OFFSET in tensors for name in numbers)
         return cls(weights=smallest, dtype=name_of(dtype), is_mixed=is_mixed)
 
-    def assembled(
-        self, weights: Mapping[str, Tensor], dtype: torch.dtype | None, directory: Path, *, in_place: bool = False
-    ) -> dict[str, Tensor]:
-        """Combines numbers with their scales and offsets; they compute in `dtype`, or in the original type if None.
+    def matrix(
+        self, name: str, parts: Sequence[Tensor], dtype: torch.dtype | None, directory: Path, *, in_place: bool = False
+    ) -> StoredWeight:
+        """Combines numbers with their scales and offsets; it computes in `dtype`, or in the original type if None.
 
         Numbers may be arranged anew `in_place`.
         """
-        whole: dict[str, Tensor] = {}
-        for name, numbers in weights.items():
-            scales, offsets = weights.get(name + SCALE), weights.get(name + OFFSET)
-            if scales is None:
-                if not self._is_part(name, weights):
-                    whole[name] = numbers
-                continue
-            stored = _STORED.get(numbers.dtype, self.weights)
-            if not (self.is_mixed or (stored == self.weights and offsets is None)) or not is_stored_weight(
-                stored, numbers, scales, offsets
-            ):
-                raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
-            kind = dtype or getattr(torch, self.dtype)
-            made = StoredWeight(stored, numbers, scales, kind, offsets, in_place=in_place)
-            whole[name] = nn.Parameter(made, requires_grad=False)
-        return whole
+        numbers, scales, *rest = parts
+        offsets, stored = next(iter(rest), None), _STORED.get(numbers.dtype, self.weights)
+        if not (self.is_mixed or (stored == self.weights and offsets is None)) or not is_stored_weight(
+            stored, numbers, scales, offsets
+        ):
+            raise CheckpointError(f"{name} in {directory} is not a {self.weights} matrix with fitting scales.")
+        return StoredWeight(stored, numbers, scales, dtype or getattr(torch, self.dtype), offsets, in_place=in_place)
 
     def dequantized(self, tensors: Mapping[str, LazyTensor], directory: Path) -> dict[str, LazyTensor]:
         """Returns the matrices in their original data type, each dequantised when it is read."""
 
-        def read(name: str) -> Tensor:
-            parts = {each: tensors[each].read() for each in (name, name + SCALE, name + OFFSET) if each in tensors}
-            matrix = self.assembled(parts, None, directory)[name]
-            assert isinstance(matrix, StoredWeight)
-            return matrix.rows()
+        def read(name: str, parts: Sequence[LazyTensor]) -> Tensor:
+            return self.matrix(name, [part.read() for part in parts], None, directory).rows()
 
         whole: dict[str, LazyTensor] = {}
-        for name, tensor in tensors.items():
-            if name + SCALE in tensors:
+        for name, parts in with_parts(tensors).items():
+            whole[name] = tensor = parts[0]
+            if len(parts) > 1:
                 shape = (*tensor.shape[:-1], tensor.shape[-1] * (2 if tensor.dtype == torch.uint8 else 1))
-                whole[name] = LazyTensor(shape, getattr(torch, self.dtype), partial(read, name))
-            elif not self._is_part(name, tensors):
-                whole[name] = tensor
+                whole[name] = LazyTensor(shape, getattr(torch, self.dtype), partial(read, name, parts))
         return whole
 
-    @staticmethod
-    def _is_part(name: str, names: Container[str]) -> bool:
-        """Whether this tensor holds the scales or the offsets of another one."""
-        return any(name.endswith(end) and name.removesuffix(end) in names for end in (SCALE, OFFSET))
+
+def with_parts(tensors: Mapping[str, LazyTensor]) -> dict[str, list[LazyTensor]]:
+    """The numbers of each matrix with its scales and offsets, if it has any."""
+    matrices = {name for name in tensors if name + SCALE in tensors}
+    others = {name + suffix for name in matrices for suffix in (SCALE, OFFSET)}
+    return {
+        name: [tensors[name + suffix] for suffix in PARTS[: 3 if name in matrices else 1] if name + suffix in tensors]
+        for name in tensors
+        if name not in others
+    }
 
 
 def formats_of(tensors: Mapping[str, LazyTensor]) -> list[str]:
     """The formats of stored matrices and the data types of other tensors, sorted."""
-    whole = (tensor.dtype for name, tensor in tensors.items() if not Quantization._is_part(name, tensors))
-    return sorted({_STORED.get(dtype) or name_of(dtype) for dtype in whole})
+    dtypes = (parts[0].dtype for parts in with_parts(tensors).values())
+    return sorted({_STORED.get(dtype) or name_of(dtype) for dtype in dtypes})
 
 
 def read_quantization(directory: Path) -> Quantization | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from sheepop.adapt.lora import merged
 from sheepop.adapt.quantization import dequantized
@@ -22,6 +23,7 @@ from sheepop.checkpoint.changes import put_changes
 from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problems
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, Shape
+from sheepop.checkpoint.linked_weights import LINK, LinkedWeights
 from sheepop.checkpoint.model_description import (
     PARTS,
     PROVENANCE,
@@ -32,17 +34,19 @@ from sheepop.checkpoint.model_description import (
     read_adapter_config,
     read_model_config,
     read_quantization,
+    with_parts,
 )
 from sheepop.checkpoint.model_source import resolve_model_directory
 from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.checkpoint.vocabulary import require_fit
-from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights, read_all_weights
+from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import atomic_directory, read_json
 from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 ADAPTER = "adapter.safetensors"
+_READERS = 4
 
 
 @dataclass(frozen=True)
@@ -126,13 +130,8 @@ def load_model(
     adapter = read_adapter_config(directory)
     if has_reward_head(directory) and adapter is None:
         add_scalar_head(model, REWARD_HEAD)
-    # On a CPU not by memory map: in large memory pages a token takes 3 to 6 percent less time, and later changes of the
-    # file do no harm.
-    weights = read_all_weights(directory, mapped=torch.device(device).type != "cpu")
-    if (quantization := read_quantization(directory)) is not None:
-        placed = {name: weight.to(device) for name, weight in weights.items()}
-        weights = quantization.assembled(placed, dtype, directory, in_place=True)
-    load_weights(model, weights, directory)
+    quantization = read_quantization(directory)
+    load_weights(model, _read_stored(directory, quantization, device, dtype), directory)
     common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
     for parameter in model.parameters():  # buffers, such as position tables, keep their precision
         if not isinstance(parameter, StoredWeight):
@@ -146,6 +145,35 @@ def load_model(
     return LoadedModel(model.to(device).eval(), tokenizer, model.config, made, directory, ends, generation)
 
 
+def stored_tensors(directory: Path) -> dict[str, LazyTensor]:
+    """Returns the tensors of a model directory by name, without reading them; see `open_weights`."""
+    link = LinkedWeights.read(directory)
+    if link is None:
+        return open_weights(directory)
+    from sheepop.checkpoint.foreign import foreign_tensors  # loads all families, which other models do not need
+
+    return foreign_tensors(link)
+
+
+def _read_stored(
+    directory: Path, quantization: Quantization | None, device: str, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """Returns the weights of a model directory: its own in the memory of the process, those of a link by memory map."""
+    tensors = stored_tensors(directory)
+    # In memory, later changes of the file do no harm. Integers of a linked file are decoded to memory of their own.
+    is_copied = not (directory / LINK).is_file() and torch.device(device).type == "cpu"
+
+    def read(name: str, stored: Sequence[LazyTensor]) -> Tensor:
+        parts = [(part.load() if is_copied else part.read().contiguous()).to(device) for part in stored]
+        if quantization is None or len(parts) == 1:
+            return parts[0]
+        return nn.Parameter(quantization.matrix(name, parts, dtype, directory, in_place=True), requires_grad=False)
+
+    whole = with_parts(tensors) if quantization is not None else {name: [tensor] for name, tensor in tensors.items()}
+    with ThreadPoolExecutor(_READERS) as pool:
+        return dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
+
+
 def open_model(path: str | Path) -> ForeignModel:
     """Verifies the model at `path` and returns it without reading the weights, for export to another format.
 
@@ -156,7 +184,7 @@ def open_model(path: str | Path) -> ForeignModel:
         raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats supports.")
     if has_reward_head(directory):
         raise CheckpointError(f"{directory} is a reward model, which none of SheepOp's export formats supports.")
-    tensors = open_weights(directory)
+    tensors = stored_tensors(directory)
     if read_adapter_config(directory) is not None:
         whole = merged(dequantized(load_model(directory, merge=False).model))
         config, weights = whole.config, unique_weights(whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,18 @@ from sheepop.adapt.lora_config import LoraConfig
 from sheepop.adapt.scalar_head import REWARD_HEAD, is_of_values
 from sheepop.checkpoint.changes import changes_of, copy_changes
 from sheepop.checkpoint.generation_settings import read_generation, with_ends
+from sheepop.checkpoint.linked_weights import LINK
 from sheepop.checkpoint.model_description import Provenance, describe_model, read_quantization
-from sheepop.checkpoint.model_directory import ADAPTER, load_weights, read_weights, unique_weights, write_model
-from sheepop.checkpoint.weight_files import INDEX, WEIGHTS, read_all_weights
-from sheepop.core.files import atomic_directory, read_json
+from sheepop.checkpoint.model_directory import (
+    ADAPTER,
+    load_weights,
+    read_weights,
+    stored_tensors,
+    unique_weights,
+    write_model,
+)
+from sheepop.checkpoint.weight_files import INDEX, MAX_SHARD_BYTES, WEIGHTS, read_all_weights, write_weights
+from sheepop.core.files import atomic_directory, link_or_copy, read_json
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 
@@ -156,21 +163,23 @@ def _of_values(model: Transformer) -> dict[str, Tensor]:
 
 
 def copy_base(source: Path, target: Path) -> None:
-    """Copies a model directory to `target`, with hard links for the weights if the file system supports them."""
+    """Copies a model directory to `target`, with hard links for its own weights if the file system supports them."""
+    is_linked = (source / LINK).is_file()
+    left = {LINK} if is_linked else _weight_files(source)
     with atomic_directory(target, replace=True) as place:
         for file in sorted(source.iterdir()):
-            if file.is_file() and file.name not in _weight_files(source):
+            if file.is_file() and file.name not in left:
                 shutil.copyfile(file, place / file.name)
-        link_weights(source, place)
+        if is_linked:
+            write_weights(place, stored_tensors(source), MAX_SHARD_BYTES)
+        else:
+            link_weights(source, place)
 
 
 def link_weights(source: Path, target: Path) -> None:
     """Links the weight files of `source` into `target`, or copies them if linking fails."""
     for name in sorted(_weight_files(source)):
-        try:
-            os.link(source / name, target / name)
-        except OSError:
-            shutil.copyfile(source / name, target / name)
+        link_or_copy(source / name, target / name)
 
 
 def _weight_files(directory: Path) -> set[str]:

@@ -14,13 +14,14 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
 from sheepop.checkpoint.generation_settings import GENERATION
+from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_cache import (
     CachedModel,
     cached_models,
     entry_for,
     filling,
-    import_into,
     models_directory,
+    open_source,
     require_space,
 )
 from sheepop.checkpoint.model_kind import (
@@ -35,7 +36,14 @@ from sheepop.checkpoint.source_directory import CONFIG, read_table
 from sheepop.checkpoint.weight_files import INDEX, WEIGHTS
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, first_few
-from sheepop.core.files import atomic_directory, make_directory, remove_tree, storage_errors, sync_directory
+from sheepop.core.files import (
+    atomic_directory,
+    link_or_copy,
+    make_directory,
+    remove_tree,
+    storage_errors,
+    sync_directory,
+)
 from sheepop.core.hub import Contents, Hub, HubFile
 
 _TOKENIZER = "tokenizer.json"
@@ -65,8 +73,8 @@ def pull(name: PublishedName, console: Console, *, weights: bool = True) -> Cach
     """Fetches the newest commit of `name` into the cache, unless it is there already.
 
     Without `weights` it fetches the configuration and the tokenizer alone, unless a GGUF file has both.
-    Its files come from the cache of Hugging Face's library if all are there, else from the hub. The cache keeps the
-    imported model alone. Raises `CheckpointError` for a model that does not exist, cannot be read or was damaged on the
+    Its files come from the cache of Hugging Face's library if all are there, where its weights stay, else from the hub.
+    Raises `CheckpointError` for a model that does not exist, cannot be read or was damaged on the
     way, and `StorageError` for a full disk.
     """
     hub = Hub(kind="model")
@@ -295,16 +303,18 @@ def _fill(entry: CachedModel, model: _Published, hub: Hub, stored: Path | None, 
     if not model.has_weights:
         record["tokenizer"] = True
     if model.is_adapter or not model.has_weights or is_model(source):  # kept as it is
+        bring = link_or_copy if source == entry.source else shutil.copyfile  # files of another program stay apart
         with atomic_directory(entry.directory, replace=True) as place:
             for file in [*model.description, *model.weights(source)]:
                 make_directory((place / file.path).parent)
-                shutil.copyfile(source / file.path, place / file.path)
+                bring(source / file.path, place / file.path)
     else:
         licence = contents.card.get("license")
         licensed = {"license": licence} if isinstance(licence, str) else {}
-        record["stored"] = import_into(entry, source, origin | licensed, console)
+        record["stored"] = open_source(entry, source, origin | licensed, console)
     entry.write_record({**record, "checksums": model.checksums})
-    remove_tree(entry.source)
+    if LinkedWeights.read(entry.directory) is None:
+        remove_tree(entry.source)
 
 
 def _checked(folder: Path, file: HubFile) -> Path:
@@ -322,10 +332,9 @@ def _download(entry: CachedModel, model: _Published, hub: Hub, console: Console)
     place, name = entry.source, str(model.name)
     with storage_errors(place):
         make_directory(place)
-    # The import makes another copy before this one is removed.
     sizes = [file.size for file in model.candidates]
     there = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-    require_space(2 * sum(sizes) - there, name)
+    require_space(sum(sizes) - there, name)
     with console.progress(f"Downloading {name}", sum(sizes) / 1e6, "MB") as progress:
 
         def bring(file: HubFile) -> Path:

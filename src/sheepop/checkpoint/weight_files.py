@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from operator import methodcaller
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -19,7 +17,8 @@ from sheepop.core.files import write_json
 
 _METADATA = {"format": "pt"}  # required by transformers
 STEM = "model"
-_READERS = 4
+MAX_SHARD_BYTES = 5 * 10**9
+"""The default limit of a weight file."""
 WEIGHTS, INDEX = f"{STEM}.safetensors", f"{STEM}.safetensors.index.json"
 
 
@@ -62,13 +61,9 @@ def open_weights(directory: Path) -> dict[str, LazyTensor]:
     return _open_shards(directory, index)
 
 
-def read_all_weights(directory: Path, *, mapped: bool = True) -> dict[str, Tensor]:
-    """Returns all tensors of the directory, memory-mapped or read; raises `CheckpointError` like `open_weights`."""
-    tensors = open_weights(directory)
-    if mapped:
-        return {name: tensor.read() for name, tensor in tensors.items()}
-    with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(tensors, pool.map(methodcaller("load"), tensors.values()), strict=True))
+def read_all_weights(directory: Path) -> dict[str, Tensor]:
+    """Returns all tensors of the directory, memory-mapped; raises `CheckpointError` like `open_weights`."""
+    return {name: tensor.read() for name, tensor in open_weights(directory).items()}
 
 
 def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> None:

@@ -310,6 +310,14 @@ def make_directory(directory: Path) -> None:
         sync_directory(made.parent)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Makes `target` a hard link to the file `source`, or a copy of it where the file system has no such links."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def cache_directory() -> Path:
     """SheepOp's directory in the user's cache; raises `RuntimeError` for a user without a home directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sheepop"

@@ -12,7 +12,7 @@ from sheepop.checkpoint.changes import NAME, changes_of
 from sheepop.checkpoint.exchange.adapters import WEIGHTS, write_adapter
 from sheepop.checkpoint.exchange.choice import choose_family, training_differences
 from sheepop.checkpoint.exchange.writer import write_hugging_face
-from sheepop.checkpoint.foreign import MAX_SHARD_BYTES, ExchangeReport, import_foreign, read_foreign
+from sheepop.checkpoint.foreign import ExchangeReport, import_foreign, read_foreign
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
 from sheepop.checkpoint.identity import identities
@@ -21,6 +21,7 @@ from sheepop.checkpoint.model_description import read_adapter_config
 from sheepop.checkpoint.model_directory import open_model
 from sheepop.checkpoint.model_kind import is_gguf, is_model, require_apart, require_free
 from sheepop.checkpoint.source_directory import CONFIG
+from sheepop.checkpoint.weight_files import MAX_SHARD_BYTES
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import CHECKSUMS, atomic_directory, write_json
@@ -53,7 +54,7 @@ def import_model(
     require_apart(Path(source), output)
     require_free(output, overwrite, "a model", is_model)
     model = read_foreign(Path(source), None if tokenizer is None else Path(tokenizer), wanted)
-    return import_foreign(model, output, {}, console, dtype=wanted, max_shard_bytes=limit, overwrite=overwrite)
+    return import_foreign(model, output, console, dtype=wanted, max_shard_bytes=limit, overwrite=overwrite)
 
 
 def export_model(

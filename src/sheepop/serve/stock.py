@@ -15,8 +15,8 @@ from sheepop.checkpoint import LoadedModel, load_model, resolve_model_directory,
 from sheepop.checkpoint.generation_settings import GENERATION, read_generation
 from sheepop.checkpoint.lazy_tensor import dtype_named, total_bytes
 from sheepop.checkpoint.model_description import read_model_config, read_quantization
+from sheepop.checkpoint.model_directory import stored_tensors
 from sheepop.checkpoint.model_source import resolve_adapter
-from sheepop.checkpoint.weight_files import open_weights
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.files import read_json
@@ -135,7 +135,7 @@ class Stock:
             found = (path for path in folder.iterdir() if _PARTS.fullmatch(path.name))
             return replace(base, num_bytes=sum(path.stat().st_size for path in found))
         directory = resolve_model_directory(source.path)
-        config, weights = read_model_config(directory), open_weights(directory)
+        config, weights = read_model_config(directory), stored_tensors(directory)
         num_parameters = sum(tensor.count for tensor in weights.values())
         num_bytes, dtype = total_bytes(weights), dtype_named(self.dtype)
         if dtype is not None and read_quantization(directory) is None:

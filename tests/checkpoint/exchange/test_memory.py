@@ -38,13 +38,31 @@ finally:
 print(most - before)
 """
 
+# Prints the bytes of its own memory, and the bytes read and written, that a process needs to open a model and use it.
+OPENING = """
+from pathlib import Path
+import torch
+from sheepop.checkpoint import load_model
 
-def write_llama(directory: Path) -> int:
+def counted():
+    status, io = (Path(f"/proc/self/{name}").read_text() for name in ("status", "io"))
+    own = 1024 * int(status.split("RssAnon:")[1].split()[0])
+    return [own, *(int(io.split(f"{name}: ")[1].split()[0]) for name in ("rchar", "wchar"))]
+
+load_model("small").model(torch.zeros(1, 8, dtype=torch.long))  # loads all code
+before = counted()
+loaded = load_model("theirs")
+loaded.model(torch.zeros(1, 8, dtype=torch.long))
+print(*(after - first for after, first in zip(counted(), before)))
+"""
+
+
+def write_llama(directory: Path, layers: int = LAYERS) -> int:
     """Writes a Llama in shards of a layer each and returns the bytes of its weights."""
     shapes = {"model.embed_tokens.weight": (128, D), "model.norm.weight": (D,)}
     shapes |= {
         f"model.layers.{layer}.{name}.weight": shape
-        for layer in range(LAYERS)
+        for layer in range(layers)
         for name, shape in {
             **{f"self_attn.{letter}_proj": (D, D) for letter in "qkvo"},
             **{f"mlp.{name}_proj": (F, D) for name in ("gate", "up")},
@@ -64,7 +82,7 @@ def write_llama(directory: Path) -> int:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     config = {
         "model_type": "llama", "vocab_size": 128, "hidden_size": D, "intermediate_size": F, "num_attention_heads": 4,
-        "num_hidden_layers": LAYERS, "max_position_embeddings": 32, "tie_word_embeddings": True,
+        "num_hidden_layers": layers, "max_position_embeddings": 32, "tie_word_embeddings": True,
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
     CharTokenizer().save(directory)
@@ -82,3 +100,13 @@ def test_neither_direction_needs_the_memory_of_the_model_in_one_file_or_several(
         assert (len(list((tmp_path / name).glob("*.safetensors"))) > 1) == (limit == "10MB")
     needed = int(done.stdout)
     assert needed < size / 6, f"{needed / 1e6:.0f} MB of memory for a model of {size / 1e6:.0f} MB"
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes are counted by /proc, which Linux has")
+def test_a_model_is_opened_without_a_copy_in_memory_or_on_the_disk(tmp_path: Path):
+    size = write_llama(tmp_path / "theirs")
+    write_llama(tmp_path / "small", layers=1)
+    done = subprocess.run([sys.executable, "-c", OPENING], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    memory, read, written = map(int, done.stdout.split())
+    assert memory < size / 6 and read < size / 20 and written < size / 20, (size, memory, read, written)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
-from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES, TensorType, type_of_dtype
+from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES, TensorType, stored_parts, type_of_dtype
 from sheepop.checkpoint.model_description import is_stored_weight
 from sheepop.core.errors import CheckpointError
 
@@ -138,6 +138,17 @@ def test_every_quantised_type_is_read_as_by_llama_cpps_own_package(name: str) ->
     assert ours.dtype == torch.float32
     assert ours.numpy().tobytes() == theirs.astype(np.float32).tobytes()
     assert as_stored(name, rows).rows().numpy().tobytes() == ours.numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_a_block_is_read_wherever_it_lies_natively_and_by_pytorch(name: str) -> None:
+    kind, rows = TYPES[name], torch.from_numpy(random_blocks(name, 9))
+    found = kind.read_stored(rows) if kind.read_stored else ()
+    for part, other in zip(found, stored_parts(name, kind.block, rows), strict=True):
+        assert torch.equal(part, other)
+    bytes_behind = torch.cat([torch.zeros(1, dtype=torch.uint8), rows[0]])[1:]
+    for part, other in zip(found, stored_parts(name, kind.block, bytes_behind[None]), strict=True):
+        assert torch.equal(part[:1], other)
 
 
 def as_stored(name: str, rows: np.ndarray) -> StoredWeight:

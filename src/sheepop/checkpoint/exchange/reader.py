@@ -37,6 +37,16 @@ _HEAD = "lm_head.weight"
 _EMBEDDING = "embedding.weight"
 
 
+class OpenedDirectory(NamedTuple):
+    """A model directory without its tokenizer: `tensors` are ours, `keys` those of its configuration."""
+
+    family: Family
+    config: ModelConfig
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, LazyTensor]
+    notes: list[str]
+
+
 class LanguageModel(NamedTuple):
     """The family of a language model, its configuration, and its keys and tensors without those of other parts."""
 
@@ -52,9 +62,27 @@ def read_hugging_face(
 ) -> ForeignModel:
     """Returns the model in `directory` without reading its weights; `tokenizer` replaces the directory's own.
 
+    Raises `CheckpointError` as `open_hugging_face` does, and for a tokenizer that does not fit.
+    """
+    family, config, keys, tensors, remarks = open_hugging_face(directory, dtype)
+    tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
+    tokenizer, notes = fitting(tokenizer, config, directory)
+    source = {
+        "format": "hugging face",
+        "family": family.model_type,
+        "directory": os.fsencode(directory.resolve()).decode(errors="replace"),
+        "transformers_version": ascii(keys.get("transformers_version"))[:_LONGEST_VERSION].strip("'"),
+    }
+    generation = _generation(directory, keys, config)
+    return ForeignModel(config, tensors, tokenizer, generation, source, (*notes, *remarks))
+
+
+def open_hugging_face(directory: Path, dtype: torch.dtype | None = None) -> OpenedDirectory:
+    """Opens the model in `directory` without its tokenizer, and without reading its weights.
+
     Quantised weights become weights of `dtype`, None for that of the model; the others keep theirs. Raises
     `CheckpointError` for an unknown family or key, for tensors that are missing, unexpected or of the wrong shape (each
-    named), for a file that is damaged or outside the directory, and for a tokenizer that does not fit.
+    named), and for a file that is damaged or outside the directory.
     """
     keys: Mapping[str, Any] | None = read_table(directory, CONFIG)
     if keys is None:
@@ -75,21 +103,12 @@ def read_hugging_face(
     found = _without_tied_head(family, config, found, groups, directory)
     aside += _drop_zero_biases(found, groups)
     _check(config, groups, found, directory)
-    tokenizer = _own_tokenizer(directory) if tokenizer is None else tokenizer
-    tokenizer, notes = fitting(tokenizer, config, directory)
+    notes = []
     if unused := [*unread, *(name for name in left_out if name.startswith(family.unused))]:
         notes.append(f"Left out {len(unused)} tensors that transformers does not read: {listed(sorted(unused), 3)}.")
     left_out = [name for name in left_out if name not in unused]
     notes += [*aside, *remarks, *_notes(keys, config, left_out, ignored)]
-    source = {
-        "format": "hugging face",
-        "family": family.model_type,
-        "directory": os.fsencode(directory.resolve()).decode(errors="replace"),
-        "transformers_version": ascii(keys.get("transformers_version"))[:_LONGEST_VERSION].strip("'"),
-    }
-    return ForeignModel(
-        config, to_ours(groups, found, config), tokenizer, _generation(directory, keys, config), source, tuple(notes)
-    )
+    return OpenedDirectory(family, config, keys, to_ours(groups, found, config), notes)
 
 
 def _has_keys(config: ModelConfig, layer: int) -> bool:

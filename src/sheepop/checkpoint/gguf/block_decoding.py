@@ -222,14 +222,19 @@ def _parts(content: Tensor, *widths: int) -> tuple[Tensor, ...]:
     return torch.split(content, list(widths), dim=1)
 
 
+def _copied(content: Tensor) -> Tensor:
+    """Returns a copy, whose bytes begin where numbers of any size can."""
+    return content.clone(memory_format=torch.contiguous_format)
+
+
 def _halves(content: Tensor) -> Tensor:
     """Returns the numbers (B, n) in half precision as float32."""
-    return content.contiguous().view(torch.float16).float()
+    return _copied(content).view(torch.float16).float()
 
 
 def _words(content: Tensor) -> Tensor:
     """Returns unsigned numbers of two bytes as int32."""
-    return content.contiguous().view(torch.uint16).int()
+    return _copied(content).view(torch.uint16).int()
 
 
 def _signed(integers: Tensor) -> Tensor:
@@ -247,7 +252,7 @@ def _six_bits(small: Tensor) -> tuple[Tensor, Tensor]:
 
 def _signs_and_scale(content: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the signs (B, 4n) of each eight numbers as bits, and a scale (B, n), from n integers of four bytes."""
-    integers = content.contiguous().view(torch.uint32).long()
+    integers = _copied(content).view(torch.uint32).long()
     signs = torch.stack([integers >> shift & 127 for shift in (0, 7, 14, 21)], dim=-1)
     return _with_parity(signs.reshape(len(content), -1)), (integers >> 28).float()
 

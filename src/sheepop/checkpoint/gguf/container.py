@@ -16,13 +16,16 @@ import hashlib
 import mmap
 import re
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +48,8 @@ CHECKSUM_KEY = "sheepop.checksum"
 FILE_TYPE_KEY = "general.file_type"
 _CHECKSUM = re.compile(r"file type (\d+), SHA-256 ([0-9a-f]{64})")
 _CHUNK = 2**24
+# Linux otherwise refuses to map a file larger than its memory privately. Python 3.13 has a name for this flag.
+_PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 # How many numbers of a tensor are decoded at a time.
 _PIECE = 2**18
 # The least number of bytes of an entry in either list.
@@ -72,7 +77,7 @@ class Container:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self._is_closed = Path(path), False
         self._map = _map(self.path)
         try:
             with memoryview(self._map) as content:
@@ -93,8 +98,10 @@ class Container:
         self.close()
 
     def close(self) -> None:
-        """Closes the memory map; tensors that were read stay valid."""
-        self._map.close()
+        """Closes the memory map; tensors that were read stay valid, and floats among them keep it open."""
+        self._is_closed = True
+        with suppress(BufferError):
+            self._map.close()
         for part in self._absorbed:
             part.close()
 
@@ -103,18 +110,52 @@ class Container:
         self.tensors |= part.tensors
         self._absorbed.append(part)
 
-    def read(self, name: str) -> Tensor:
-        """Returns a copy of the tensor in the in-memory dtype of its type."""
-        record = self.tensors[name]
-        (numbers,) = _decoded(record, lambda content: (record.kind.read(content),))
-        return numbers.view(record.shape)
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """Returns the tensor, or some of its `rows`, in the in-memory dtype of its type; floats as they are mapped."""
+        content, shape = self._content(name, rows)
+        kind = self.tensors[name].kind
+        if kind.read_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
+            return content.view(kind.dtype).view(shape)
+        (numbers,) = self._decoded(name, content, lambda blocks: (kind.read(blocks),))
+        return numbers.view(shape)
 
-    def read_stored(self, name: str) -> tuple[Tensor, ...]:
-        """Returns a copy of a quantised tensor of at least one dimension as integers, scales and perhaps offsets."""
+    def read_stored(self, name: str, rows: slice | None = None) -> tuple[Tensor, ...]:
+        """Returns a quantised tensor of at least one dimension, or `rows`, as integers, scales and perhaps offsets."""
+        content, shape = self._content(name, rows)
+        kind = self.tensors[name].kind
+        assert kind.read_stored is not None, name
+        return tuple(part.view(*shape[:-1], -1) for part in self._decoded(name, content, kind.read_stored))
+
+    def _content(self, name: str, rows: slice | None) -> tuple[Tensor, tuple[int, ...]]:
+        """The bytes of a tensor, or of some of its rows, as they are mapped, and its shape."""
+        if self._is_closed:
+            raise ValueError(f"{self.path} is closed")
         record = self.tensors[name]
-        assert record.kind.read_stored is not None, name
-        found = _decoded(record, record.kind.read_stored)
-        return tuple(part.view(*record.shape[:-1], -1) for part in found)
+        start, size, shape = record.start, record.size, record.shape
+        if rows is not None:
+            row = size // shape[0]
+            start, shape = start + rows.start * row, (rows.stop - rows.start, *shape[1:])
+            size = shape[0] * row
+        # NumPy keeps a map open that is in use; torch.frombuffer does not.
+        return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
+
+    def _decoded(self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+        """Returns the parts of all blocks (B, n), decoded a piece at a time, which needs little memory besides."""
+        kind, file = self.tensors[name].kind, self.tensors[name].file
+        blocks = content.view(-1, kind.block_bytes)
+        found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
+        size = max(1, _PIECE // kind.block)
+        end = content.data_ptr() - np.frombuffer(file, np.uint8).ctypes.data
+        released = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        for begin in range(0, len(blocks), size):
+            for whole, part in zip(found, decode(blocks[begin : begin + size]), strict=True):
+                whole[begin : begin + size] = part
+            # Pages of the file that were decoded need not stay in the memory of this process.
+            end += blocks[begin : begin + size].numel()
+            if (count := end // mmap.PAGESIZE * mmap.PAGESIZE - released) > 0:
+                file.madvise(mmap.MADV_DONTNEED, released, count)
+                released += count
+        return found
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
@@ -140,26 +181,11 @@ class Container:
         return alignment
 
 
-def _decoded(record: TensorRecord, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-    """Returns the decoded parts of all blocks (B, n), decoded in pieces, so that little memory is needed besides."""
-    kind, start = record.kind, record.start
-    count = record.size // kind.block_bytes
-    found = [
-        part.new_empty(count, part.shape[1]) for part in decode(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))
-    ]
-    for pieces in zip(*(torch.split(part, max(1, _PIECE // kind.block)) for part in found), strict=True):
-        end = start + len(pieces[0]) * kind.block_bytes
-        content = torch.frombuffer(bytearray(memoryview(record.file)[start:end]), dtype=torch.uint8)
-        for piece, part in zip(pieces, decode(content.view(-1, kind.block_bytes)), strict=True):
-            piece.copy_(part)
-        start = end
-    return found
-
-
 def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Tensors are writable in PyTorch, so what is written to one stays in this process.
+            return mmap.mmap(file.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing.") from None
     except ValueError:

@@ -61,18 +61,20 @@ class Place:
         pieces = [self._regrouped(self.stored(tensor), interleaved=True) for tensor in tensors]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def inverse(self, tensor: Tensor, name: str) -> Tensor:
-        """Converts their tensor to ours called `name`."""
+    def rows(self, name: str) -> slice | None:
+        """The rows of their tensor that `inverse` needs for ours called `name`; None for all."""
+        if self.layout is not None or len(self.ours) == 1:
+            return None
+        names = [own for own, _ in self.ours]
+        start = sum(shape[0] for _, shape in self.ours[: names.index(name)])
+        return slice(start, start + dict(self.ours)[name][0])
+
+    def inverse(self, rows: Tensor, name: str) -> Tensor:
+        """Converts the `rows` of their tensor to ours called `name`."""
         if self.layout is not None and self.config is not None:
             names, shapes = zip(*self.ours, strict=True)
-            return self.layout.to_ours([tensor], shapes, self.config)[names.index(name)]
-        start = 0
-        for own, shape in self.ours:
-            if own == name:
-                piece = tensor if len(self.ours) == 1 else tensor[start : start + shape[0]]
-                return self.restored(self._regrouped(piece, interleaved=False))
-            start += shape[0]
-        raise KeyError(name)
+            return self.layout.to_ours([rows], shapes, self.config)[names.index(name)]
+        return self.restored(self._regrouped(rows, interleaved=False))
 
     def stored(self, tensor: Tensor) -> Tensor:
         """Returns the stored numbers of one of our tensors, in our order of rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.gguf.block_decoding import DECODERS, pack
 from sheepop.checkpoint.gguf.block_encoding import ENCODERS, require_storable
+from sheepop.checkpoint.gguf.native_decoding import native_decoder
 from sheepop.core.errors import CheckpointError
 
 # Names of types that SheepOp does not read, for error messages.
@@ -75,6 +77,15 @@ def _float(name: str, number: int, dtype: torch.dtype) -> TensorType:
     return TensorType(name, number, dtype, 1, dtype.itemsize, read, write)
 
 
+def stored_parts(name: str, block: int, content: Tensor) -> tuple[Tensor, ...]:
+    """Returns what `TensorType.read_stored` returns for a type with blocks of `block` numbers, computed by PyTorch."""
+    integers, *scalings = DECODERS[name](content)
+    if name in _FOUR_BITS:
+        integers = pack(integers.view(torch.uint8) & 15, 4, GROUP // 2)
+    found = [part for part in scalings if part is not None]
+    return integers, *(part.repeat_interleave(max(1, block // part.shape[1] // GROUP), 1) for part in found)
+
+
 def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
     encoder, decoder = ENCODERS.get(name), DECODERS[name]
 
@@ -86,12 +97,12 @@ def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
     def read(content: Tensor) -> Tensor:
         return decoder(content).numbers()
 
+    @cache
+    def native() -> Callable[[Tensor], tuple[Tensor, ...]] | None:
+        return native_decoder(name, stored_parts(name, block, torch.zeros(1, block_bytes, dtype=torch.uint8)))
+
     def read_stored(content: Tensor) -> tuple[Tensor, ...]:
-        integers, *scalings = decoder(content)
-        if name in _FOUR_BITS:
-            integers = pack(integers.view(torch.uint8) & 15, 4, GROUP // 2)
-        found = [part for part in scalings if part is not None]
-        return integers, *(part.repeat_interleave(max(1, block // part.shape[1] // GROUP), 1) for part in found)
+        return (native() or partial(stored_parts, name, block))(content)
 
     return TensorType(name, number, torch.float32, block, block_bytes, read, write if encoder else None, read_stored)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ _REASONS = {
 }
 
 
+class _Parts:
+    """The parts of a matrix, which are decoded together; each is kept until it is taken."""
+
+    def __init__(self, read: Callable[[], list[Tensor]]) -> None:
+        self._read, self._lock = read, threading.Lock()
+        self._kept: dict[int, Tensor] = {}
+
+    def take(self, index: int) -> Tensor:
+        """Returns a part, which belongs to the caller alone."""
+        with self._lock:
+            if index not in self._kept:
+                self._kept = dict(enumerate(self._read()))
+            return self._kept.pop(index)
+
+
 class GGUFFile:
     """An open file whose tensors were checked against its configuration; see `open_gguf`."""
 
@@ -72,8 +88,6 @@ class GGUFFile:
             **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
         }
-        # One at a time, since its parts are read one after the other.
-        self._read_stored = lru_cache(maxsize=1)(container.read_stored)
         quantized = [place for place in found if not place.copied and container.tensors[place.theirs].kind.read_stored]
         self.quantized: Mapping[str, Mapping[str, LazyTensor]] = {
             name: self._lazy_parts(place, name) for place in quantized if place.keeps_numbers for name, _ in place.ours
@@ -130,20 +144,22 @@ class GGUFFile:
         kind, shape = self._container.tensors[place.theirs].kind, dict(place.ours)[name]
         assert kind.read_stored is not None
         block = kind.read_stored(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))
+        parts = _Parts(partial(self._read_parts, place, name))
         return {
             name + suffix: LazyTensor(
                 (*shape[:-1], shape[-1] // kind.block * part.shape[1]),
                 part.dtype,
-                partial(self._read_part, place, name, index),
+                partial(parts.take, index),
             )
             for index, (suffix, part) in enumerate(zip(PARTS, block, strict=False))
         }
 
-    def _read_part(self, place: Place, name: str, index: int) -> Tensor:
-        return place.inverse(self._read_stored(place.theirs)[index], name).contiguous()
+    def _read_parts(self, place: Place, name: str) -> list[Tensor]:
+        parts = self._container.read_stored(place.theirs, place.rows(name))
+        return [place.inverse(part, name).contiguous() for part in parts]
 
     def _read(self, place: Place, name: str, dtype: torch.dtype) -> Tensor:
-        return place.inverse(self._container.read(place.theirs), name).to(dtype).contiguous()
+        return place.inverse(self._container.read(place.theirs, place.rows(name)), name).to(dtype).contiguous()
 
 
 def open_gguf(path: str | Path) -> GGUFFile:

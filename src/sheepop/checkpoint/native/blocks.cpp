@@ -1,0 +1,136 @@
+// The blocks of GGUF's commonest quantised types as the network stores them, without loss: integers, and a scale and
+// perhaps an offset of each group in float32. The layouts are those of llama.cpp's ggml-common.h; block_decoding.py has
+// them for all types. Integers of four bits lie in groups of 32: byte i has number i in its lower half, and number
+// i + 16 in its upper half.
+
+#include "numbers.h"
+
+namespace {
+
+constexpr int kGroup = 32, kHalf = kGroup / 2;  // numbers of a group
+constexpr int kGroups = 8;                      // of a block of 256 numbers
+
+struct Out {
+  uint8_t* numbers;
+  float *scales, *offsets;
+};
+
+inline float half(const uint8_t* from) {
+  Float16 found;
+  std::memcpy(&found, from, sizeof(found));
+  return widened(found);
+}
+
+// Scales and offsets of 6 bits, from 12 bytes: four of each, with the upper bits of the other four.
+inline void six_bits(const uint8_t* from, float scale, float offset, Out out) {
+  const uint8_t *first = from, *second = from + 4, *lower = from + 8;
+  for (int i = 0; i < 4; i++) {
+    out.scales[i] = scale * static_cast<float>(first[i] & 63);
+    out.scales[i + 4] = scale * static_cast<float>((lower[i] & 15) | (first[i] >> 2 & 48));
+    out.offsets[i] = offset * static_cast<float>(second[i] & 63);
+    out.offsets[i + 4] = offset * static_cast<float>(lower[i] >> 4 | (second[i] >> 2 & 48));
+  }
+}
+
+// Four bits of 32 numbers and a fifth bit of each.
+inline void five_bits(const uint8_t* low, const uint8_t* high, int least, uint8_t* out) {
+  uint32_t bits;
+  std::memcpy(&bits, high, sizeof(bits));
+  for (int i = 0; i < kHalf; i++) {
+    out[i] = static_cast<uint8_t>(((low[i] & 15) | (bits >> i & 1) << 4) + least);
+    out[i + kHalf] = static_cast<uint8_t>((low[i] >> 4 | (bits >> (i + kHalf) & 1) << 4) + least);
+  }
+}
+
+template <int kBytes, int kNumbers, int kScales, class Decode>
+inline void decode(const uint8_t* blocks, int64_t count, Out out, const Decode& decode_block) {
+  for (int64_t i = 0; i < count; i++) {
+    float* offsets = out.offsets == nullptr ? nullptr : out.offsets + i * kScales;
+    decode_block(blocks + i * kBytes, Out{out.numbers + i * kNumbers, out.scales + i * kScales, offsets});
+  }
+}
+
+}  // namespace
+
+#define BLOCKS(name) extern "C" void name(const uint8_t* blocks, int64_t count, uint8_t* to, float* scales, float* offsets)
+#define OUT \
+  Out { to, scales, offsets }
+
+BLOCKS(q4_0) {
+  decode<18, kHalf, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    out.scales[0] = half(from);
+    for (int i = 0; i < kHalf; i++) out.numbers[i] = from[2 + i] ^ 0x88;  // less 8, in two's complement
+  });
+}
+
+BLOCKS(q4_1) {
+  decode<20, kHalf, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    out.scales[0] = half(from);
+    out.offsets[0] = half(from + 2);
+    std::memcpy(out.numbers, from + 4, kHalf);
+  });
+}
+
+BLOCKS(q5_0) {
+  decode<22, kGroup, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    out.scales[0] = half(from);
+    five_bits(from + 6, from + 2, -16, out.numbers);
+  });
+}
+
+BLOCKS(q5_1) {
+  decode<24, kGroup, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    out.scales[0] = half(from);
+    out.offsets[0] = half(from + 2);
+    five_bits(from + 8, from + 4, 0, out.numbers);
+  });
+}
+
+BLOCKS(q8_0) {
+  decode<34, kGroup, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    out.scales[0] = half(from);
+    std::memcpy(out.numbers, from + 2, kGroup);
+  });
+}
+
+BLOCKS(q4_k) {
+  decode<144, kGroups * kHalf, kGroups>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    six_bits(from + 4, half(from), -half(from + 2), out);
+    for (int pair = 0; pair < kGroups / 2; pair++) {
+      const uint8_t* low = from + 16 + pair * kGroup;
+      uint8_t* to = out.numbers + pair * kGroup;
+      for (int i = 0; i < kHalf; i++) {
+        to[i] = static_cast<uint8_t>((low[i] & 15) | low[i + kHalf] << 4);
+        to[i + kHalf] = static_cast<uint8_t>(low[i] >> 4 | (low[i + kHalf] & 240));
+      }
+    }
+  });
+}
+
+BLOCKS(q5_k) {
+  decode<176, kGroups * kGroup, kGroups>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    six_bits(from + 4, half(from), -half(from + 2), out);
+    const uint8_t *high = from + 16, *low = from + 48;
+    for (int group = 0; group < kGroups; group++) {
+      for (int i = 0; i < kGroup; i++) {
+        const int nibble = low[group / 2 * kGroup + i] >> (group & 1) * 4 & 15;
+        out.numbers[group * kGroup + i] = static_cast<uint8_t>(nibble | (high[i] >> group & 1) << 4);
+      }
+    }
+  });
+}
+
+BLOCKS(q6_k) {
+  decode<210, kGroups * kGroup, 2 * kGroups>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+    const float scale = half(from + 208);
+    for (int i = 0; i < 2 * kGroups; i++) out.scales[i] = scale * static_cast<float>(static_cast<int8_t>(from[192 + i]));
+    for (int group = 0; group < kGroups; group++) {
+      const int part = group / 4, place = group % 4;  // of 128 numbers, and of 32 in it
+      const uint8_t *low = from + part * 64 + place % 2 * kGroup, *high = from + 128 + part * kGroup;
+      for (int i = 0; i < kGroup; i++) {
+        const int six = (low[i] >> place / 2 * 4 & 15) | (high[i] >> place * 2 & 3) << 4;
+        out.numbers[group * kGroup + i] = static_cast<uint8_t>(six - 32);
+      }
+    }
+  });
+}
