@@ -17,6 +17,7 @@ from typing import Literal
 import pathspec
 
 from sheepop.core.errors import DataError
+from sheepop.data.extract.interface import Span
 from sheepop.data.manifest import is_corpus
 
 IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules", "__MACOSX"})
@@ -28,7 +29,7 @@ class Entry:
     """One input: a file at `path`, the blob `revision` of the git repository at `path`, or the rows of the query.
 
     `source` is the printable name relative to the given path, `size` the length in bytes (0 for a query), `modified_ns`
-    the modification time. `facts` are passed on to the documents.
+    the modification time. `facts` are passed on to the documents. With a `span` only that part of the file is meant.
     """
 
     type: Literal["file", "git", "query"]
@@ -38,6 +39,7 @@ class Entry:
     modified_ns: int = 0
     revision: str = ""
     facts: tuple[tuple[str, str], ...] = ()
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from email.header import decode_header, make_header
 from email.message import Message
 
 from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
 from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.page_blocks import blocks_of, page_text
@@ -42,11 +42,28 @@ def extract_mail(content: Content, context: Context) -> Documents:
 
 def extract_mailbox(content: Content, context: Context) -> Documents:
     """Yields the messages of a mailbox (mbox) in order, at places ``message N``; raises `ExtractionError`."""
-    for number, data in enumerate(_messages(content, context.config.max_member_bytes), 1):
+    begin = 1 + (content.span.before if content.span else 0)
+    for number, data in enumerate(_messages(content, context.config.max_member_bytes), begin):
         if number > context.config.max_members:
             raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,} messages")
         context.alive()
         yield from context.inner(Content(f"message {number}.eml", data=data), f"message {number}")
+
+
+def cut_mailbox(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of whole messages; see `Cutter`."""
+    number = begin = before = messages = at = 0
+    is_after_empty = True
+    with content.open() as file:
+        while line := file.readline(_LONGEST_LINE):
+            if is_after_empty and line.startswith(_FIRST_LINE):
+                if at - begin >= part_bytes:
+                    yield Span(number, begin, at, before, at - begin)
+                    number, begin, before = number + 1, at, messages
+                messages += 1
+            at += len(line)
+            is_after_empty = not line.strip()
+    yield Span(number, begin, at, before, at - begin)
 
 
 def extract_msg(content: Content, context: Context) -> Documents:
@@ -96,7 +113,7 @@ def _messages(content: Content, limit: int) -> Iterator[bytes]:
     """Yields the messages, which are separated by lines that begin with ``From`` after an empty line."""
     lines: list[bytes] = []
     size, is_after_empty = 0, True
-    with content.open() as file:
+    with content.section() as file:
         while line := file.readline(_LONGEST_LINE):
             if is_after_empty and line.startswith(_FIRST_LINE):
                 if lines:
