@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -168,6 +170,24 @@ class TestSameInputSameBytes:
         second = build(moved, output="b", num_workers=2)
         assert content(first.directory) == content(second.directory)
         assert first.fingerprint == second.fingerprint
+
+    def test_with_a_file_that_is_read_in_parts(self, tree: Tree, build: Build) -> None:
+        """Compressed files count as slow to read, so that already 1.3 MB of them are cut."""
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as members:
+            for number in range(300):
+                member = f".hidden/{number}.txt" if number % 50 == 0 else f"{number}.txt"
+                members.writestr(member, f"This is member {number}, which says so.\n" * 125)
+        root = tree({"a.txt": "One.\n", "members.zip": archive.getvalue(), "z.txt": "Last.\n"})
+        first = build(root, output="a", num_workers=0)
+        second = build(root, output="b", num_workers=3)
+        assert content(first.directory) == content(second.directory)
+        files = first.manifest["files"]
+        assert (files["found"], files["read"], files["refused_parts"]) == (3, 3, {"hidden": 1})
+        documents = [*first.documents("train"), *first.documents("validation")]
+        numbers = [number for number in range(300) if number % 50]
+        places = [f"member {number}.txt" for number in numbers]
+        assert sorted(document.place for document in documents) == sorted(["", *places, ""])
 
     def test_with_bpe_too(self, tree: Tree, tmp_path: Path) -> None:
         root = tree(many_files(30))

@@ -95,7 +95,13 @@ def parquet(path: Path) -> None:
     from pyarrow import parquet as files
 
     numbers, texts = zip(*ROWS, strict=True)
-    files.write_table(pyarrow.table({"number": numbers, "text": texts}), path, row_group_size=25, compression="none", use_dictionary=False)
+    files.write_table(
+        pyarrow.table({"number": numbers, "text": texts}),
+        path,
+        row_group_size=25,
+        compression="none",
+        use_dictionary=False,
+    )
 
 
 FILES: dict[str, Callable[[Path], None]] = {

@@ -230,8 +230,8 @@ def from_message(message: list[Any]) -> Extracted | Refused:
 
 
 def clear(directory: Path) -> None:
-    """Removes everything in a directory for temporary files."""
-    for path in directory.iterdir():
+    """Removes everything in a directory for temporary files, if it is there."""
+    for path in directory.iterdir() if directory.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
