@@ -51,9 +51,8 @@ def lines_of_text(path: Path) -> None:
 def mails(path: Path) -> None:
     with closing(mailbox.mbox(path)) as box:
         for number, text in ROWS[:60]:
-            box.add(
-                f"From: a@example.org\nSubject: Number {number}\nDate: Mon, 6 Jun 2005 22:21:22 +0200\n\n{text}\n\nFrom here on\n".encode()
-            )
+            head = f"From: a@example.org\nSubject: Number {number}\nDate: Mon, 6 Jun 2005 22:21:22 +0200\n\n"
+            box.add(f"{head}{text}\n\nFrom here on\n".encode())
 
 
 def zipped(path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from sheepop.data.decoding import CONTROLS, wide_encoding
+from sheepop.data.decoding import BYTES_A_NUL, CONTROLS, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError
 from sheepop.data.extract.languages import by_word, text_type
 
@@ -184,11 +184,11 @@ def detect(content: Content, head: bytes | None = None) -> FileType:
 
 
 def is_text(head: bytes) -> bool:
-    """Returns whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
+    """Returns whether bytes may be text in some encoding: hardly any NUL outside UTF-16 and UTF-32, few controls."""
     if wide_encoding(head):
         return True
     controls = len(head) - len(head.translate(None, CONTROLS))
-    return b"\0" not in head and controls <= _MOST_CONTROLS * len(head)
+    return head.count(0) <= len(head) // BYTES_A_NUL and controls <= _MOST_CONTROLS * len(head)
 
 
 def _binary_format(content: Content, head: bytes) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from lxml.html import HtmlElement
 
+from sheepop.data.decoding import left_out
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import date_of, facts_of
@@ -46,13 +47,15 @@ def extract_html(content: Content, context: Context) -> Documents:
     Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` if the page states them, and ``encoding``.
     Raises `ExtractionError` if the page cannot be decoded, is nested too deeply, or shows no text.
     """
-    decoded = decode_page(content.read())
+    damage: list[int] = []
+    decoded = decode_page(content.read(), damage)
     page = parse_page(decoded.text)
     facts = {**_facts(page), "encoding": decoded.encoding}
     text = page_text(main_blocks(page_blocks(page), page))
     if not text:
         raise ExtractionError("empty", "the page shows no text")
     yield Extracted(text, metadata=facts)
+    yield from left_out(damage)
 
 
 def _facts(page: HtmlElement) -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from email import message_from_bytes
 from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
 from email.message import Message
 
-from sheepop.data.decoding import decode
+from sheepop.data.decoding import decode, left_out
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
 from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
@@ -35,8 +37,11 @@ def extract_mail(content: Content, context: Context) -> Documents:
     """
     message = message_from_bytes(content.read())
     shown, attached = _parts(message)
-    headers = {name: ", ".join(_decoded(str(value)) for value in message.get_all(name, [])) for name in _SHOWN}
-    text = "\n\n".join(filter(None, map(_text, shown)))
+    charset, damage = next((found for part in shown if (found := part.get_content_charset(""))), ""), list[int]()
+    headers = {name: ", ".join(_decoded(value, charset) for value in _raw(message, name)) for name in _SHOWN}
+    text = "\n\n".join(filter(None, (_text(part, damage) for part in shown)))
+    for refused in left_out(damage):
+        yield replace(refused, place=f"{refused.place} of the text")
     yield from _documents(headers, text, [_attached(part, number) for number, part in enumerate(attached, 1)], context)
 
 
@@ -156,12 +161,12 @@ def _name(name: str, number: int) -> str:
     return _UNSAFE.sub("_", name).strip() or str(number)
 
 
-def _text(part: Message) -> str:
+def _text(part: Message, damage: list[int] | None = None) -> str:
     data, charset = _bytes(part), part.get_content_charset("")
     if part.get_content_subtype() == "html":
         known = decoded_as(data, charset)
         return page_text(blocks_of(data if known is None else known.text.encode()))
-    return (decoded_as(data, charset) or decode(data)).text.replace("\r\n", "\n").strip("\n")
+    return (decoded_as(data, charset) or decode(data, "", damage)).text.replace("\r\n", "\n").strip("\n")
 
 
 def _bytes(part: Message) -> bytes:
@@ -169,9 +174,22 @@ def _bytes(part: Message) -> bytes:
     return payload if isinstance(payload, bytes) else b""
 
 
-def _decoded(value: str) -> str:
-    try:
-        text = str(make_header(decode_header(value)))
-    except (HeaderParseError, MessageError, LookupError, ValueError):
-        text = value
-    return " ".join(text.encode("utf-8", "replace").decode().split())
+def _raw(message: Message, name: str) -> list[str]:
+    """Returns the values of a header; bytes beyond ASCII are lone surrogates in them."""
+    return [str(value) for other, value in message.raw_items() if other.lower() == name.lower()]
+
+
+def _decoded(value: str, charset: str = "") -> str:
+    """Decodes a header; raw bytes beyond ASCII, which RFC 6532 allows, are UTF-8 or in the `charset` of the text."""
+    data = value.encode("utf-8", "surrogateescape")
+    with suppress(ExtractionError):
+        value = (decoded_as(data, charset) or decode(data)).text
+    with suppress(HeaderParseError, MessageError, LookupError, ValueError):
+        value = str(make_header([_known(piece, known) for piece, known in decode_header(value)]))
+    return " ".join(value.encode("utf-8", "replace").decode().split())
+
+
+def _known(piece: bytes | str, charset: str | None) -> tuple[bytes | str, str | None]:
+    """Returns an encoded word as UTF-8 if its charset has a name that only the web knows."""
+    decoded = decoded_as(piece, charset) if charset and isinstance(piece, bytes) else None
+    return (piece, charset) if decoded is None else (decoded.text.encode(), "utf-8")

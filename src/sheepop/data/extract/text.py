@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO, cast
 
-from sheepop.data.decoding import decode, find_encoding, utf8_blocks, wide_encoding
+from sheepop.data.decoding import decode, find_damage, find_encoding, left_out, utf8_blocks, wide_encoding, without
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
 from sheepop.data.extract.unpacking import buffered
 
@@ -33,18 +33,35 @@ def extract_text(content: Content, context: Context) -> Documents:
         with content.open() as file:
             data = file.read(limit + 1)
         if len(data) <= limit:
-            decoded = decode(data, content.name)
+            damage: list[int] = []
+            decoded = decode(data, content.name, damage)
             yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
+            yield from left_out(damage)
             return
     number = 0
     with content.open() as file:
-        encoding, mark_length = find_encoding(file, content.name)
-        for piece in _pieces(utf8_blocks(file, encoding, mark_length), limit):
+        if damage := find_damage(file):
+            encoding, blocks = "utf_8", _without_damage(file, damage)
+        else:
+            encoding, mark_length = find_encoding(file, content.name)
+            blocks = utf8_blocks(file, encoding, mark_length)
+        for piece in _pieces(blocks, limit):
             if isinstance(piece, Refused):
                 yield piece
             else:
                 number += 1
                 yield Extracted(piece, place=f"piece {number}", metadata={"encoding": encoding})
+    yield from left_out(damage)
+
+
+def _without_damage(file: BinaryIO, damage: list[int]) -> Iterator[bytes]:
+    begin = 0
+    file.seek(0)
+    while block := file.read(_BLOCK):
+        inside = [offset for offset in damage if begin <= offset < begin + len(block)]
+        plain = without(block, inside, begin)
+        yield plain.removeprefix(codecs.BOM_UTF8) if begin == 0 else plain
+        begin += len(block)
 
 
 def cut_text(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
@@ -53,6 +70,8 @@ def cut_text(content: Content, context: Context, part_bytes: int) -> Iterator[Sp
     if content.size <= limit:
         return
     with content.open() as file:
+        if find_damage(file):
+            return
         encoding, begin = find_encoding(file, content.name)
         file.seek(begin)
         waiting = file.read(limit + 1) if encoding == "utf_8" else b""
