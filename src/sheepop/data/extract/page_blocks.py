@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 BlockKind = Literal["text", "heading", "item", "code", "table"]
 
 _LEFT_OUT = words(
-    "applet area audio base basefont bgsound button rp rt rtc canvas datalist dialog embed frame frameset head iframe input link"
-    " map meta meter nav noembed noframes noscript object optgroup option param progress script select source style"
-    " svg template textarea track video"
+    "applet area audio base basefont bgsound button canvas datalist dialog embed frame frameset head iframe input link"
+    " map meta meter nav noembed noframes noscript object optgroup option param progress rp rt rtc script select source"
+    " style svg template textarea track video"
 )
 _ROLES_LEFT_OUT = words("alertdialog dialog menu menubar navigation search toolbar tooltip")
 _BESIDE = words("aside footer header")
@@ -32,8 +32,8 @@ _ROLES_BESIDE = words("banner complementary contentinfo")
 _BOX_NAMES = words(
     "ad ads advert advertisement banner breadcrumb breadcrumbs comment comments cookie cookies consent disqus footer"
     " masthead menu modal nav navbar navigation newsletter outbrain pager pagination popular popup promo recirc"
-    " recommendations recommended related respond share sharing shares sidebar signup social sponsor sponsored subscribe"
-    " subscription taboola toolbar trending widget"
+    " recommendations recommended related respond share sharing shares sidebar signup social sponsor sponsored"
+    " subscribe subscription taboola toolbar trending widget"
 )
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _NO_BOX_SHARE = 0.8

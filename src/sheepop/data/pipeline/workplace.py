@@ -138,7 +138,13 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
     """Yields every input in order: files except `leave_out`, repositories, query; `DataError` if one is missing."""
     plain = [path for path in config.paths if not path.startswith(GIT_PREFIX)]
     if plain:
-        yield from discover(plain, max_file_bytes=config.max_file_bytes, ignore=config.ignore, leave_out=leave_out)
+        yield from discover(
+            plain,
+            max_file_bytes=config.max_file_bytes,
+            ignore=config.ignore,
+            leave_out=leave_out,
+            follow_links=config.follow_links,
+        )
     for path in config.paths:
         if path.startswith(GIT_PREFIX):
             yield from repository_entries(path, max_file_bytes=config.max_file_bytes, ignore=config.ignore)
