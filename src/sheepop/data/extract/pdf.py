@@ -18,7 +18,8 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused, Span, cut_units
 from sheepop.data.extract.page_lines import Line, Page
 from sheepop.data.extract.paged_text import documents
-from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, Word, lines_of, read_words
+from sheepop.data.extract.pdf_forms import Box, PageFrame, Word
+from sheepop.data.extract.pdf_words import PageWords, lines_of, read_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,7 +77,9 @@ def cut_pdf(content: Content, context: Context, part_bytes: int) -> Iterator[Spa
 def _opened(file: BinaryIO) -> pypdfium2.PdfDocument:
     logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)
     try:
-        return pypdfium2.PdfDocument(file)
+        document = pypdfium2.PdfDocument(file)
+        document.init_forms()
+        return document
     except pypdfium2.PdfiumError as error:
         if error.err_code in _PASSWORD_ERRORS:
             raise ExtractionError("encrypted", "it needs a password") from None
