@@ -230,7 +230,7 @@ class _Build:
     def _finish(self, record: BuildRecord, seconds: dict[str, float]) -> None:
         manifest = record.write_manifest(self.corpus)
         write_json(self.corpus / BUILD, {"fingerprint": record.inventory.fingerprint, "seconds": seconds})
-        words = record.in_words()
+        words = record.in_words() + record.left_out_in_words(self.corpus / QUARANTINE)
         write_reports(self.corpus, manifest, record.report(), words, seconds)
         self.console.info(words)
         for limit in record.account["source"]["limits"]:

@@ -54,14 +54,15 @@ from sheepop.data.pipeline.workplace import Inventory, Query
 from sheepop.data.shards import FILE_PREFIX
 
 _SCRATCH = "scratch"
-_GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
+GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
+"""The stages that compare all documents."""
 
 
 def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]]:
     """Groups stages into passes: stages that judge single documents, then the global stages that follow them."""
     passes: list[tuple[list[str], list[str]]] = [([], [])]
     for name in stages:
-        is_global = name in _GLOBAL_STAGES
+        is_global = name in GLOBAL_STAGES
         if passes[-1][1] and not is_global:
             passes.append(([], []))
         passes[-1][is_global].append(name)
@@ -198,6 +199,7 @@ def _documents(
     """
     source, span, encoding = account.source, entry.span, ""
     first_part = part = span.before if span else 0
+    bytes_before = source.num_bytes
     source.input_bytes += entry.size
     about_file: list[Refused] = []
     for item in items:
@@ -231,6 +233,8 @@ def _documents(
         _note(account, source.skipped, entry, first)
     for item in about_file:
         _note(account, source.refused, entry, item)
+    text_bytes = source.num_bytes - bytes_before
+    account.file(entry.source, entry.size, text_bytes, is_first=span is None or span.number == 0)
 
 
 def _note(account: Account, reasons: Counter[str], entry: Entry, item: Refused) -> None:
