@@ -138,6 +138,9 @@ def _score(text: str, encoding: str, languages: list[str]) -> float:
         elif (before and after and char not in _INSIDE) or (char not in _USUAL and not is_own(char)):
             bad += 1
     share = good / (good + bad) if good + bad else 1.0
+    if languages != ["latin"]:
+        # A few letters of another script among Latin ones do not make a text in that language.
+        certain *= min(1.0, 2 * good / max(1, sum(map(str.isalpha, text))))
     if frequent := _FREQUENT_LETTERS.get(languages[0]):
         found = unicodedata.normalize("NFD", text).lower()
         usual = sum(map(found.count, frequent)) / max(1, sum(map(is_own, found)))

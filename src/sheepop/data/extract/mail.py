@@ -113,9 +113,9 @@ def _encoding_of_strings(file: BinaryIO) -> str:
 
     file.seek(0)
     opened = OleFileIO(file)
-    texts = [opened.openstream(name).read() for name in opened.listdir() if name[-1].endswith(_STRING8)]
+    texts = [opened.openstream(name).read().rstrip(b"\0") for name in opened.listdir() if name[-1].endswith(_STRING8)]
     try:
-        return decode(b"\n".join(texts)).encoding
+        return decode(max((text for text in texts if not text.isascii()), key=len, default=b"")).encoding
     except ExtractionError:
         return "utf-8"
 
