@@ -349,6 +349,39 @@ class TestOutputInTheWay:
         assert again.fingerprint == inside.fingerprint
 
 
+def test_the_report_shows_formats_and_files_with_little_text(tree: Tree, build: Build) -> None:
+    page = f"<html><body><p>Little text.</p><script>{'x' * 20_000}</script></body></html>"
+    corpus = build(tree({"a.txt": "one\n" * 2000, "b.TXT": "two\n", "page.html": page, "none": "three\n"}))
+    report = json.loads((corpus.directory / "report.json").read_text())
+    assert report["formats"] == {
+        "": {"files": 1, "bytes": 6, "text_bytes": 6},
+        ".html": {"files": 1, "bytes": len(page), "text_bytes": 12},
+        ".txt": {"files": 2, "bytes": 8004, "text_bytes": 8004},
+    }
+    assert [(found["file"], found["text_bytes"]) for found in report["little_text"]] == [("page.html", 12)]
+
+
+def test_the_last_message_names_the_commonest_reasons_with_examples(tree: Tree, tmp_path: Path) -> None:
+    console_text = StringIO()
+    files: dict[str, str | bytes] = {f"{name}.gz": b"\x1f\x8bno" for name in "abc"} | {
+        ".x": "x",
+        ".y": "y",
+        "e": "",
+        "t.txt": "t",
+    }
+    files |= {"rows.jsonl": '{"text": "some words"}\n{\n'}
+    build_corpus(
+        DataConfig(paths=(str(tree(files)),)),
+        TokenizerConfig(algorithm="char"),
+        tmp_path / "corpus",
+        seed=0,
+        console=Console(file=console_text),
+    )
+    expected = "Left out most often: damaged 3 (such as a.gz); hidden 2 (such as .x); "
+    assert expected in console_text.getvalue()
+    assert console_text.getvalue().count("such as") == 3
+
+
 def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None:
     console_text = StringIO()
     build_corpus(

@@ -201,7 +201,7 @@ def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
     content = Content(request["name"], path=Path(request["path"]), span=Span(*span) if span else None)
     if "part_bytes" in request:
         context = Context(config, scratch, lambda *_: iter(()), alive)
-        yield from FORMATS[request["type"][0]].load_cutter()(content, context, request["part_bytes"])
+        yield from map(list, FORMATS[request["type"][0]].load_cutter()(content, context, request["part_bytes"]))
         return
     try:
         for item in dispatcher.documents(content, FileType(*request["type"])):
