@@ -122,8 +122,8 @@ def _add_formats(page: Page, report: Mapping[str, Any]) -> None:
     page.add_table(["Suffix", "Files", "Size", "Text"], rows)
     if little := report["little_text"]:
         caption = f"Little text for its size: less than {LITTLE_SHARE:.0%} of the file"
-        rows = [(found["file"], data_size(found["bytes"]), data_size(found["text_bytes"])) for found in little]
-        page.add_table(["File", "Size", "Text"], rows, caption=caption)
+        files = [(found["file"], data_size(found["bytes"]), data_size(found["text_bytes"])) for found in little]
+        page.add_table(["File", "Size", "Text"], files, caption=caption)
 
 
 def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:

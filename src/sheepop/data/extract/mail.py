@@ -10,7 +10,7 @@ from email import message_from_bytes
 from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
 from email.message import Message
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from sheepop.data.decoding import decode, left_out
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
@@ -81,8 +81,9 @@ def extract_msg(content: Content, context: Context) -> Documents:
         message = oxmsg.Message.load(file)
         # What the file states is often another code page, or one without a codec of that name.
         encoding = _encoding_of_strings(file)
-        for part in (message, *message.recipients, *message.attachments):
-            vars(part.properties).update(_str_prop_encoding=encoding, body_encoding=encoding)
+        parts: list[Any] = [message, *message.recipients, *message.attachments]
+        for part in parts:
+            part.properties.__dict__.update(_str_prop_encoding=encoding, body_encoding=encoding)
         headers = {name.title(): _decoded(value) for name, value in message.message_headers.items()}
         sent = message.sent_date
         stated = {
