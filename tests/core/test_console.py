@@ -102,6 +102,20 @@ def test_progress_away_from_a_terminal_is_a_line_every_five_seconds(clock: Clock
     ]
 
 
+def test_the_time_left_is_shown_once_enough_is_done_to_tell_it(clock: Clock):
+    file = io.StringIO()
+    with Console(file=file).progress("Reading", 1_000, "MB", done=500) as progress:
+        for amount, seconds in ((10, 30), (14, 25), (1, 5), (475, 40)):
+            clock.now += seconds
+            progress.advance(amount)
+    assert file.getvalue().splitlines() == [
+        "Reading:  51% (510 of 1,000 MB)",
+        "Reading:  52% (524 of 1,000 MB)",
+        "Reading:  52% (525 of 1,000 MB), 1,140 s left",
+        "Reading: 100% (1,000 of 1,000 MB), 0 s left",
+    ]
+
+
 def test_the_end_is_told_once(clock: Clock):
     file = io.StringIO()
     with Console(file=file).progress("Reading", 10, "files") as progress:

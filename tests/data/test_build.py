@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -168,6 +170,24 @@ class TestSameInputSameBytes:
         second = build(moved, output="b", num_workers=2)
         assert content(first.directory) == content(second.directory)
         assert first.fingerprint == second.fingerprint
+
+    def test_with_a_file_that_is_read_in_parts(self, tree: Tree, build: Build) -> None:
+        """Compressed files count as slow to read, so that already 1.3 MB of them are cut."""
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as members:
+            for number in range(300):
+                member = f".hidden/{number}.txt" if number % 50 == 0 else f"{number}.txt"
+                members.writestr(member, f"This is member {number}, which says so.\n" * 125)
+        root = tree({"a.txt": "One.\n", "members.zip": archive.getvalue(), "z.txt": "Last.\n"})
+        first = build(root, output="a", num_workers=0)
+        second = build(root, output="b", num_workers=3)
+        assert content(first.directory) == content(second.directory)
+        files = first.manifest["files"]
+        assert (files["found"], files["read"], files["refused_parts"]) == (3, 3, {"hidden": 1})
+        documents = [*first.documents("train"), *first.documents("validation")]
+        numbers = [number for number in range(300) if number % 50]
+        places = [f"member {number}.txt" for number in numbers]
+        assert sorted(document.place for document in documents) == sorted(["", *places, ""])
 
     def test_with_bpe_too(self, tree: Tree, tmp_path: Path) -> None:
         root = tree(many_files(30))
@@ -354,6 +374,39 @@ class TestOutputInTheWay:
         again = build(root, output="again")
         assert [(line["file"], line["reason"]) for line in quarantine(again)] == [("corpus/", "corpus")]
         assert again.fingerprint == inside.fingerprint
+
+
+def test_the_report_shows_formats_and_files_with_little_text(tree: Tree, build: Build) -> None:
+    page = f"<html><body><p>Little text.</p><script>{'x' * 20_000}</script></body></html>"
+    corpus = build(tree({"a.txt": "one\n" * 2000, "b.TXT": "two\n", "page.html": page, "none": "three\n"}))
+    report = json.loads((corpus.directory / "report.json").read_text())
+    assert report["formats"] == {
+        "": {"files": 1, "bytes": 6, "text_bytes": 6},
+        ".html": {"files": 1, "bytes": len(page), "text_bytes": 12},
+        ".txt": {"files": 2, "bytes": 8004, "text_bytes": 8004},
+    }
+    assert [(found["file"], found["text_bytes"]) for found in report["little_text"]] == [("page.html", 12)]
+
+
+def test_the_last_message_names_the_commonest_reasons_with_examples(tree: Tree, tmp_path: Path) -> None:
+    console_text = StringIO()
+    files: dict[str, str | bytes] = {f"{name}.gz": b"\x1f\x8bno" for name in "abc"} | {
+        ".x": "x",
+        ".y": "y",
+        "e": "",
+        "t.txt": "t",
+    }
+    files |= {"rows.jsonl": '{"text": "some words"}\n{\n'}
+    build_corpus(
+        DataConfig(paths=(str(tree(files)),)),
+        TokenizerConfig(algorithm="char"),
+        tmp_path / "corpus",
+        seed=0,
+        console=Console(file=console_text),
+    )
+    expected = "Left out most often: damaged 3 (such as a.gz); hidden 2 (such as .x); "
+    assert expected in console_text.getvalue()
+    assert console_text.getvalue().count("such as") == 3
 
 
 def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None:

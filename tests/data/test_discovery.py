@@ -100,6 +100,31 @@ def test_several_inputs_are_told_apart(tree: Tree) -> None:
     assert found == ["data/a.txt", "data (2)/a.txt", "one.txt"]
 
 
+def test_links_out_of_the_input_are_followed_only_when_asked(tree: Tree, tmp_path: Path) -> None:
+    root = tree({"a/text.txt": "x", "b/inside.txt": "x"})
+    other = tree({"secret.txt": "x"}, "other")
+    (root / "folder").symlink_to(other)
+    (root / "file.txt").symlink_to(other / "secret.txt")
+    (root / "again.txt").symlink_to(root / "a/text.txt")
+    found = list(discover([str(root)], max_file_bytes=100))
+    assert [item.source for item in found if isinstance(item, Entry)] == ["a/text.txt", "again.txt", "b/inside.txt"]
+    skipped = [item for item in found if isinstance(item, Skipped)]
+    assert [(item.source, item.reason, item.is_directory) for item in skipped] == [
+        ("file.txt", "link", False),
+        ("folder", "link", True),
+    ]
+    followed = discover([str(root)], max_file_bytes=100, follow_links=True)
+    assert [item.source for item in followed if isinstance(item, Entry)] == [
+        "a/text.txt",
+        "again.txt",
+        "b/inside.txt",
+        "file.txt",
+        "folder/secret.txt",
+    ]
+    both = discover([str(root), str(other)], max_file_bytes=100)
+    assert sum(isinstance(item, Entry) for item in both) == 6
+
+
 def test_link_loops_end_and_every_folder_is_read_once(tree: Tree) -> None:
     root = tree({"a/text.txt": "x", "b/more.txt": "y"})
     (root / "a/up").symlink_to(root)

@@ -40,6 +40,10 @@ def build(
         str | None, typer.Option("--query", help="The query that reads the database: a SELECT with ORDER BY.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the corpus at --output.")] = False,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="OLD", help="Say which documents of the corpus OLD changed or are lost."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -69,6 +73,10 @@ def build(
         overwrite=overwrite,
         query=query,
     )
+    if compare is not None:
+        from sheepop.jobs.data import compare as compare_corpora
+
+        result["difference"] = compare_corpora(compare, output)
     if as_json:
         print_json(result)
     elif not quiet:
@@ -76,6 +84,16 @@ def build(
             f"{result['path']}: {_size(result, 'train')} for training, {_size(result, 'validation')} held out. "
             f"{_left_out(result)}"
         )
+        if compare is not None:
+            _print_difference(result["difference"], compare)
+
+
+def _print_difference(difference: dict[str, Any], old: Path) -> None:
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in difference["counts"].items())
+    typer.echo(f"Documents compared with {old}: {counts}.")
+    for kind, examples in difference["examples"].items():
+        for example in examples:
+            typer.echo(visible_line(f"  {kind}: {example}"))
 
 
 def _left_out(result: dict[str, Any]) -> str:
@@ -106,25 +124,35 @@ def show(
     directory: Directory,
     tokens: Annotated[str | None, typer.Option("--tokens", metavar="A:B", help="Token positions in a split.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="A training step of a run, from 1.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", metavar="NAME", help="A file: its name in the corpus, or its path.")
+    ] = None,
     split: Annotated[
         Literal["train", "validation"] | None,
         typer.Option("--split", help="The split for --tokens.", show_default="train"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the documents, files and pages that tokens came from.
+    """Show the documents, files and pages that tokens came from, or what became of a file.
+
+    With the path of a file, it is read again, and what each cleaning stage does to it is shown.
 
     Example:  sheepop data show corpora/mine --tokens 1000:1100
 
     Example:  sheepop data show runs/quickstart --step 12
+
+    Example:  sheepop data show corpora/mine --file notes/plan.docx
     """
     from sheepop.core.errors import UsageError
     from sheepop.jobs.data import show_tokens
 
-    if (tokens is None) == (step is None):
-        raise UsageError("Give one of --tokens A:B, or --step N of a run.")
+    if sum(given is not None for given in (tokens, step, file)) != 1:
+        raise UsageError("Give one of --tokens A:B, --step N of a run, or --file NAME.")
     if step is not None and split is not None:
         raise UsageError("--split is only for --tokens: a step takes its rows from the training split.")
+    if file is not None:
+        _show_file(directory, file, split is not None, as_json)
+        return
     if tokens is not None:
         records = [asdict(origin) for origin in show_tokens(directory, tokens, split or "train")]
     else:
@@ -137,6 +165,23 @@ def show(
     else:
         for record in records:
             _print_origin(record)
+
+
+def _show_file(directory: Path, name: str, has_split: bool, as_json: bool) -> None:
+    from sheepop.core.errors import UsageError
+    from sheepop.jobs.data import show_file
+
+    if has_split:
+        raise UsageError("--split is only for --tokens: --file looks in both splits.")
+    records = show_file(directory, name)
+    if as_json:
+        print_json(records)
+        return
+    for record in records:
+        place = f", {record['place']}" if record["place"] else ""
+        typer.echo(visible_line(f"{record['file']}{place}: {record['what']} ({record['detail']})"))
+        for line in record.get("text", "").splitlines():
+            typer.echo(visible(f"    {line}"))
 
 
 @app.command("download")

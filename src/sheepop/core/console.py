@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from sheepop.core.errors import StorageError
-from sheepop.core.facts import Fact, Text, visible
+from sheepop.core.facts import Fact, Text, shows_time_left, visible
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -148,10 +148,9 @@ class _PlainProgress(Progress):
         done = f"{self._done:,.0f}"
         if self._total:
             finished = self._done - self._before
-            remaining = elapsed / finished * (self._total - self._done) if finished > 0 else 0.0
-            progress = (
-                f"{self._done / self._total:4.0%} ({done} of {self._total:,.0f} {self._unit}), {remaining:,.0f} s left"
-            )
+            progress = f"{self._done / self._total:4.0%} ({done} of {self._total:,.0f} {self._unit})"
+            if shows_time_left(finished, self._total - self._before, elapsed):
+                progress += f", {elapsed / finished * (self._total - self._done):,.0f} s left"
         else:
             progress = f"{done} {self._unit}, {elapsed:,.0f} s"
         return f"{self._description}: {progress}" + (f", {self._detail}" if self._detail else "")

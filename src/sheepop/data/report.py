@@ -9,6 +9,7 @@ from typing import Any
 
 from sheepop.core.facts import counted
 from sheepop.core.files import write_json
+from sheepop.data.clean.account import LITTLE_SHARE
 from sheepop.data.corpus import QUARANTINE
 from sheepop.report.formatting import data_size, duration
 from sheepop.report.page import Page
@@ -54,6 +55,7 @@ def write_reports(
     page = Page(f"Corpus: {', '.join(manifest['inputs']) or 'a query'}", footer="Made by sheepop data build.")
     _add_overview(page, report, manifest["tokenizer"]["vocab_size"], words, sum(seconds.values()))
     _add_left_out(page, report["files"], directory / QUARANTINE)
+    _add_formats(page, report)
     _add_stages(page, report["stages"])
     _add_contents(page, report)
     _add_samples(page, "Kept documents", report["kept_samples"])
@@ -118,6 +120,20 @@ def _add_left_out(page: Page, files: Mapping[str, Any], quarantine: Path) -> Non
     rows = [(kind, reason.replace("_", " "), count) for kind, key in kinds for reason, count in files[key].items()]
     page.add_table(["What", "Why it was left out", "Number"], rows)
     page.add_searched_table(["File", "Place", "Why", "Details"], left_out, "Every entry of quarantine.jsonl")
+
+
+def _add_formats(page: Page, report: Mapping[str, Any]) -> None:
+    """Adds how much text came from files of each suffix, and the files with the least text for their size."""
+    page.add_section("Formats")
+    rows = [
+        (suffix or "none", found["files"], data_size(found["bytes"]), data_size(found["text_bytes"]))
+        for suffix, found in sorted(report["formats"].items(), key=lambda item: -item[1]["bytes"])
+    ]
+    page.add_table(["Suffix", "Files", "Size", "Text"], rows)
+    if little := report["little_text"]:
+        caption = f"Little text for its size: less than {LITTLE_SHARE:.0%} of the file"
+        files = [(found["file"], data_size(found["bytes"]), data_size(found["text_bytes"])) for found in little]
+        page.add_table(["File", "Size", "Text"], files, caption=caption)
 
 
 def _add_stages(page: Page, stages: Sequence[Mapping[str, Any]]) -> None:

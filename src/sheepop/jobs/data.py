@@ -20,6 +20,7 @@ from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.corpus_view import difference, file_record
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
 from sheepop.report.formatting import parse_size
@@ -110,6 +111,16 @@ def show_tokens(directory: Path, tokens: str, split: Literal["train", "validatio
             f"--tokens takes A:B, two positions in the split, for example 0:100; got {tokens!r}."
         ) from None
     return trace_tokens(_open(directory), split, first, last)
+
+
+def show_file(directory: Path, name: str) -> list[dict[str, Any]]:
+    """What became of the file `name`; see `file_record`."""
+    return file_record(_open(directory), name)
+
+
+def compare(old: Path, new: Path) -> dict[str, Any]:
+    """How the corpora of two builds differ; see `difference`."""
+    return difference(_open(old), _open(new))
 
 
 def _query(addresses: Sequence[str], query: str | None) -> Query | None:

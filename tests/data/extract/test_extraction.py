@@ -40,6 +40,19 @@ def extraction(tmp_path: Path) -> Iterator[Make]:
     assert list(scratch.iterdir()) == []
 
 
+def test_a_file_that_is_left_half_read_can_be_closed_after_its_reader(extraction: Make, tmp_path: Path) -> None:
+    """As when an interrupt ends a build: what was being read is dropped last."""
+    path = tmp_path / "two.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "one")
+        archive.writestr("b.txt", "two")
+    reader = extraction()
+    items = reader.documents(path, path.name)
+    assert next(items) == Extracted("one", place="member a.txt", metadata={"encoding": "utf_8"})
+    reader.close()
+    items.close()  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def hostile(extraction: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list]:
     """Extracts zip files with a reader that does what their names say."""

@@ -148,11 +148,31 @@ def test_binary_content_is_refused_small_and_large_with_the_same_words(data: byt
 
 
 def test_a_nul_far_into_a_large_file_is_found_before_anything_is_handed_on():
-    data = b"a line\n" * 10_000 + b"\0"
+    data = b"a line\n" * 10_000 + b"\0" * 80
     context = Context(ExtractConfig(max_document_bytes=SMALL), Path("/nowhere"), no_inner)
     items = extract_text(Content("a.txt", data=data), context)
     with pytest.raises(ExtractionError, match="NUL byte at offset 70,000"):
         next(items)
+
+
+@pytest.mark.parametrize("limit", [SMALL, 2**24])
+@pytest.mark.parametrize(
+    ("damage", "place"), [(b"\0", "byte 36,000"), (b"\x81", "byte 36,000"), (b"\xc3\0\x80", "bytes 36,000 to 36,002")]
+)
+def test_a_few_bad_bytes_are_left_out_and_named(damage: bytes, place: str, limit: int):
+    text = "Grüße und Küsse aus Köln am Rh.\n" * 2000
+    data = text.encode()
+    assert data[35_999:].startswith("\nGrüße".encode())
+    *items, last = extracted(data[:36_000] + damage + data[36_000:], limit=limit)
+    assert text_of(items) == text
+    assert isinstance(last, Refused) and (last.place, last.reason) == (place, "undecodable")
+
+
+@pytest.mark.parametrize("limit", [SMALL, 2**24])
+def test_a_file_that_was_cut_inside_a_character_keeps_the_rest(limit: int):
+    *items, last = extracted(("Grüße.\n" * 300 + "ü").encode()[:-1], limit=limit)
+    assert text_of(items) == "Grüße.\n" * 300
+    assert isinstance(last, Refused) and last.place == "byte 2,700"
 
 
 def test_mixed_encodings_are_decided_as_a_small_file_s_are():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import StorageError
 from sheepop.data.discovery import Entry
+from sheepop.data.extract.interface import Span
 from sheepop.data.pipeline.workplace import Inventory, StageTimes, take_inventory
 
 
@@ -85,6 +86,24 @@ def test_parts_grow_with_the_input_to_256_of_them_and_no_further_than_100_second
     parts = sizes_of_parts(tmp_path, files(*[2**30] * 3, *[120_000_000] * 2000))
     assert parts[:3] == [[2**30]] * 3
     assert {len(part) for part in parts[3:]} == {2}
+
+
+def test_a_large_file_is_the_parts_that_it_is_cut_into(tmp_path: Path) -> None:
+    def cut(entry: Entry, part_bytes: int) -> list[Span]:
+        assert entry.source == "1" and part_bytes == pytest.approx(2_000_000, abs=1)
+        return [Span(0, 0, 3 * MB, 0, 3 * MB), Span(1, 3 * MB, 5 * MB, 70, 2 * MB)]
+
+    entries = files(100, 5 * MB, 100)
+    inventory, _ = take_inventory(tmp_path, entries, {}, cut)
+    parts = [list(inventory.entries(number)) for number in range(len(inventory.parts))]
+    assert [[(entry.source, entry.size) for entry in part] for part in parts] == [
+        [("0", 100)],
+        [("1", 3 * MB)],
+        [("1", 2 * MB)],
+        [("2", 100)],
+    ]
+    assert [part[0].span and part[0].span.before for part in parts] == [None, 0, 70, None]
+    assert inventory.fingerprint != write_inventory(tmp_path, entries, {}).fingerprint
 
 
 def test_a_part_has_a_bounded_number_of_files(tmp_path: Path) -> None:

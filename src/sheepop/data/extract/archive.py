@@ -15,16 +15,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 
 from sheepop.data.discovery import name_refusal, printable
 from sheepop.data.extract.detection import is_tar_header
-from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
-from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused, Span, cut_units
+from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, buffered, decompressed, spooled
 
 _TAR_BLOCK = 512
 _LONGEST_TAR_HEADER = 2**20
+_TAR_READ, _TAR_END = 2**18, bytes(2 * _TAR_BLOCK)
 _DESCRIBING = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -58,13 +60,40 @@ class _Member(NamedTuple):
 def extract_zip(content: Content, context: Context) -> Documents:
     """Yields the documents in the members of a zip file, in the order of its directory; raises `ExtractionError`."""
     with _opened_zip(content) as archive:
-        yield from _documents(_zip_members(archive), content.size, context)
+        yield from _documents(_zip_members(archive), content, context)
+
+
+def cut_zip(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of members; see `Cutter`."""
+    with _opened_zip(content) as archive:
+        members = archive.infolist()
+        if len(members) <= context.config.max_members:
+            sizes = (_LOCAL_HEADER_BYTES + member.compress_size for member in members)
+            yield from cut_units(sizes, part_bytes, "members")
 
 
 def extract_tar(content: Content, context: Context) -> Documents:
     """Yields the documents in the members of a tar archive, in order; raises `ExtractionError` if it is damaged."""
-    with content.open() as file:
-        yield from _tar_documents(file, content.size, context)
+    with content.section() as file:
+        # The bytes of a span that is not the last are followed by another member, not by the end of the archive.
+        ended = buffered(file, filter(None, chain(iter(partial(file.read, _TAR_READ), b""), [_TAR_END])))
+        yield from _tar_documents(file if content.span is None else ended, content, context)
+
+
+def cut_tar(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of members; see `Cutter`. None if a header is for all members that follow."""
+    found: list[Span] = []
+    begin = before = at = 0
+    with content.open() as file, tarfile.open(fileobj=file, tarinfo=_Header, ignore_zeros=True) as archive:
+        for at, member in enumerate(archive, 1):
+            cast("Any", archive).members = []
+            if archive.pax_headers or at > context.config.max_members:
+                return
+            if (size := member.offset - begin) >= part_bytes:
+                found.append(Span(len(found), begin, member.offset, before, size))
+                begin, before = member.offset, at - 1
+    found.append(Span(len(found), begin, content.size, before, content.size - begin))
+    yield from found
 
 
 def extract_compressed(content: Content, context: Context) -> Documents:
@@ -73,7 +102,7 @@ def extract_compressed(content: Content, context: Context) -> Documents:
         # The bytes between the members of a tar archive count too.
         counted = Counted(plain.read, Allowance(content.size, context.config))
         if is_tar_header(plain.peek(_TAR_BLOCK)[:_TAR_BLOCK]):
-            yield from _tar_documents(counted, content.size, context)
+            yield from _tar_documents(counted, content, context)
             return
         name = content.name.removesuffix(PurePosixPath(content.name).suffix)
         name = name if content.suffix in _COMPRESSED_SUFFIXES else content.name
@@ -81,10 +110,15 @@ def extract_compressed(content: Content, context: Context) -> Documents:
             yield from context.inner(inner, "")
 
 
-def _documents(members: Iterator[_Member], size: int, context: Context) -> Documents:
-    """Yields the documents and refusals of the members of an archive of `size` bytes."""
-    allowance, folders = Allowance(size, context.config), set[str]()
-    for member in members:
+def _documents(members: Iterator[_Member], content: Content, context: Context) -> Documents:
+    """Yields the documents and refusals of the members of an archive, or of those in its span."""
+    allowance, folders = Allowance(content.share, context.config), set[str]()
+    span = content.span if content.span and content.span.unit == "members" else None
+    for at, member in enumerate(islice(members, span.end if span else None)):
+        if span and at < span.begin:
+            # A folder that is skipped is reported with its first member, in an earlier span.
+            folders.update(place for place, _ in filter(None, [_left_out(member.name)]))
+            continue
         allowance.spend(members=1)
         if member.is_folder:
             continue
@@ -134,9 +168,9 @@ def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
         raise MemberError("damaged", str(error)) from None
 
 
-def _tar_documents(file: Any, size: int, context: Context) -> Documents:
+def _tar_documents(file: Any, content: Content, context: Context) -> Documents:
     try:
-        yield from _documents(_tar_members(file), size, context)
+        yield from _documents(_tar_members(file), content, context)
     except tarfile.TarError as error:
         raise ExtractionError("damaged", f"it is not a tar archive from here on: {error}") from None
 

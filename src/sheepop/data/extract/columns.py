@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pyarrow
 from pyarrow import ipc, types
 
-from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused, Span, cut_units
 from sheepop.data.extract.rows import SAMPLE_ROWS, Row, row_documents
 from sheepop.data.extract.template import RecordFormat
 
@@ -18,13 +18,26 @@ _BATCH_BYTES = 2**22
 _BUFFER_BYTES = 2**17
 _ARROW_FILE = b"ARROW1"
 
-# A function that returns the names of the columns read and the record batches; None reads all columns.
-Opened = Callable[[BinaryIO, Sequence[str] | None], tuple[list[str], Iterator[pyarrow.RecordBatch]]]
+# Returns the names of the columns read and the record batches, of all columns and row groups if these are None.
+Opened = Callable[[BinaryIO, Sequence[str] | None, range | None], tuple[list[str], Iterator[pyarrow.RecordBatch]]]
 
 
 def extract_parquet(content: Content, context: Context) -> Documents:
     """Yields the rows of a Parquet file through `row_documents`, in batches of about 4 MB for any row group size."""
-    yield from _documents(content, context, _opened_parquet)
+    span = content.span
+    yield from _documents(content, context, _opened_parquet, range(span.begin, span.end) if span else None)
+
+
+def cut_parquet(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of row groups; see `Cutter`."""
+    from pyarrow import parquet
+
+    with content.open() as file, _damage_named():
+        metadata = parquet.ParquetFile(file).metadata
+        rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    shares = [content.size * count // max(1, sum(rows)) for count in rows]
+    for span in cut_units(shares, part_bytes, "row groups"):
+        yield span._replace(before=sum(rows[: span.begin]))
 
 
 def extract_arrow(content: Content, context: Context) -> Documents:
@@ -32,10 +45,10 @@ def extract_arrow(content: Content, context: Context) -> Documents:
     yield from _documents(content, context, _opened_arrow)
 
 
-def _documents(content: Content, context: Context, opened: Opened) -> Documents:
+def _documents(content: Content, context: Context, opened: Opened, groups: range | None = None) -> Documents:
     form = RecordFormat.of(context.config)
     with content.open() as file, _damage_named():
-        names, batches = opened(file, None)
+        names, batches = opened(file, None, None)
         first = None if form.names else next(batches, None)
         rows = [] if first is None else list(_batch_rows(first.slice(0, SAMPLE_ROWS), 0))
     if not names:
@@ -44,12 +57,19 @@ def _documents(content: Content, context: Context, opened: Opened) -> Documents:
     needed = names if chosen is None else chosen.needed(names)
     with content.open() as file:
         with _damage_named():
-            _, batches = opened(file, needed if len(needed) < len(names) else None)
-        yield from row_documents(context.config, needed, _rows(batches))
+            _, batches = opened(file, needed if len(needed) < len(names) else None, groups)
+        if content.span is None:
+            yield from row_documents(context.config, needed, _rows(batches, 0))
+            return
+        sample = [
+            row if isinstance(row, Refused) else (row[0], [row[1][names.index(name)] for name in needed])
+            for row in rows
+        ]
+        every = _rows(batches, content.span.before)
+        yield from row_documents(context.config, needed, every, sample=sample, is_whole=False)
 
 
-def _rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Row | Refused]:
-    begin = 0
+def _rows(batches: Iterator[pyarrow.RecordBatch], begin: int) -> Iterator[Row | Refused]:
     while True:
         with _damage_named():
             batch = next(batches, None)
@@ -100,18 +120,23 @@ def _without_times(kind: pyarrow.DataType) -> pyarrow.DataType:
     return kind
 
 
-def _opened_parquet(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
+def _opened_parquet(
+    file: BinaryIO, columns: Sequence[str] | None, groups: range | None
+) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
     from pyarrow import parquet
 
     reader = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
     # The sizes of single columns are not read: pyarrow ends the process if their metadata is damaged.
-    groups = map(reader.metadata.row_group, range(reader.metadata.num_row_groups))
-    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
+    described = map(reader.metadata.row_group, range(reader.metadata.num_row_groups))
+    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in described), default=1)
     size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // (row_bytes or 1)))
-    return reader.schema_arrow.names, reader.iter_batches(batch_size=size, columns=columns, use_threads=False)
+    batches = reader.iter_batches(batch_size=size, row_groups=groups, columns=columns, use_threads=False)
+    return reader.schema_arrow.names, batches
 
 
-def _opened_arrow(file: BinaryIO, columns: Sequence[str] | None) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
+def _opened_arrow(
+    file: BinaryIO, columns: Sequence[str] | None, _: range | None
+) -> tuple[list[str], Iterator[pyarrow.RecordBatch]]:
     is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
     file.seek(0)
     opened = ipc.open_file if is_file else ipc.open_stream

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import struct
+import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from sheepop.data.decoding import CONTROLS, wide_encoding
+from sheepop.data.decoding import BYTES_A_NUL, CONTROLS, wide_encoding
 from sheepop.data.extract.interface import Content, ExtractionError
 from sheepop.data.extract.languages import by_word, text_type
 
@@ -184,11 +185,11 @@ def detect(content: Content, head: bytes | None = None) -> FileType:
 
 
 def is_text(head: bytes) -> bool:
-    """Returns whether bytes may be text in some encoding: no NUL outside UTF-16 and UTF-32, few control characters."""
+    """Returns whether bytes may be text in some encoding: hardly any NUL outside UTF-16 and UTF-32, few controls."""
     if wide_encoding(head):
         return True
     controls = len(head) - len(head.translate(None, CONTROLS))
-    return b"\0" not in head and controls <= _MOST_CONTROLS * len(head)
+    return head.count(0) <= len(head) // BYTES_A_NUL and controls <= _MOST_CONTROLS * len(head)
 
 
 def _binary_format(content: Content, head: bytes) -> str:
@@ -208,17 +209,40 @@ def _binary_format(content: Content, head: bytes) -> str:
 
 def _zip_format(content: Content, head: bytes) -> str:
     mimetype = match[1] if (match := _MIMETYPE.match(head)) else b""
+    if name := _mimetype_name(mimetype):
+        return name
+    with content.open() as file:
+        names = _zip_names(file)
+        # Another program may have packed an OpenDocument file again, with other members first.
+        is_repacked = not mimetype and {b"content.xml", b"mimetype"} <= names
+        if is_repacked and (name := _mimetype_name(_stated_mimetype(file))):
+            return name
+    if b"FixedDocumentSequence.fdseq" in names or b"FixedDocSeq.fdseq" in names:
+        raise ExtractionError("unsupported", "it is an XPS document")
+    if b"visio/document.xml" in names:
+        raise ExtractionError("unsupported", "it is a Visio drawing")
+    for begin, name in _MEMBERS.items() if b"[Content_Types].xml" in names else ():
+        if any(member.startswith(begin) for member in names):
+            return name
+    return "epub" if b"META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
+
+
+def _mimetype_name(mimetype: bytes) -> str:
     for begin, name in _MIMETYPES.items():
         if mimetype.startswith(begin):
             return name
     if mimetype.startswith(_OPEN_DOCUMENT):
         raise ExtractionError("unsupported", "it is an OpenDocument drawing, formula or database")
-    with content.open() as file:
-        names = _zip_names(file)
-    for begin, name in _MEMBERS.items() if b"[Content_Types].xml" in names else ():
-        if any(member.startswith(begin) for member in names):
-            return name
-    return "epub" if b"META-INF/container.xml" in names and content.suffix == ".epub" else "zip"
+    return ""
+
+
+def _stated_mimetype(file: BinaryIO) -> bytes:
+    """Returns the beginning of the member ``mimetype``, empty if it cannot be read."""
+    try:
+        with zipfile.ZipFile(file) as archive, archive.open("mimetype") as member:
+            return member.read(128)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError):
+        return b""
 
 
 def _zip_names(file: BinaryIO) -> set[bytes]:
@@ -249,6 +273,8 @@ def _compound_format(content: Content) -> str:
             raise ExtractionError("damaged", f"an old Microsoft Office file that cannot be opened: {error}") from None
     if "EncryptedPackage" in names:
         raise ExtractionError("encrypted", "an office file that needs a password")
+    if "Text_Content" in names:
+        raise ExtractionError("unsupported", "it is a presentation of PowerPoint 95")
     known = next((name for stream, name in _STREAMS.items() if stream in names), None)
     if known is None:
         raise ExtractionError("unsupported", "it is a file of an old Microsoft program that is not read")

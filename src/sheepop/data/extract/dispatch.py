@@ -18,7 +18,17 @@ from sheepop.core.bounded_child import Alive, serve
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import FileType, detect
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Extractor, Refused
+from sheepop.data.extract.interface import (
+    Content,
+    Context,
+    Cutter,
+    Documents,
+    Extracted,
+    ExtractionError,
+    Extractor,
+    Refused,
+    Span,
+)
 from sheepop.data.extract.template import PAIR
 from sheepop.data.extract.text import pieces_of
 from sheepop.data.extract.unpacking import Allowance, raise_if_full
@@ -35,26 +45,37 @@ class Format:
 
     `reader` is a function of this folder as ``module.function``, imported with the first file of the type. It needs
     ``pip install sheepop[EXTRA]`` with the name in `extra`, unless that is empty. A `bounded` format is read in a
-    process with limits. A `container` contains other files.
+    process with limits. A `container` contains other files. `cutter` is the function that cuts a large file into spans,
+    if there is one.
     """
 
     reader: str
     extra: str = ""
     bounded: bool = True
     container: bool = False
+    cutter: str = ""
 
     def load(self) -> Extractor:
         """Returns the reader; raises ImportError if a package is not installed."""
-        module, _, function = self.reader.rpartition(".")
-        return cast("Extractor", getattr(import_module(f"sheepop.data.extract.{module}"), function))
+        return cast("Extractor", _loaded(self.reader))
+
+    def load_cutter(self) -> Cutter:
+        """Returns the cutter; raises ImportError if a package is not installed."""
+        return cast("Cutter", _loaded(self.cutter))
 
 
+def _loaded(name: str) -> Any:
+    module, _, function = name.rpartition(".")
+    return getattr(import_module(f"sheepop.data.extract.{module}"), function)
+
+
+_TEXT = Format("text.extract_text", bounded=False, cutter="text.cut_text")
 FORMATS = {
-    **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), Format("text.extract_text", bounded=False)),
+    **dict.fromkeys(("text", "markdown", "rst", "latex", "code"), _TEXT),
     "subtitles": Format("subtitles.extract_subtitles"),
     "html": Format("html.extract_html", "data"),
     "xml": Format("xml_text.extract_xml", "data"),
-    "pdf": Format("pdf.extract_pdf", "data"),
+    "pdf": Format("pdf.extract_pdf", "data", cutter="pdf.cut_pdf"),
     "image": Format("image.extract_image", "ocr"),
     "docx": Format("word.extract_docx", "data"),
     "pptx": Format("slides.extract_pptx", "data"),
@@ -66,20 +87,20 @@ FORMATS = {
     "doc": Format("legacy_office.extract_doc", "data"),
     "ppt": Format("legacy_office.extract_ppt", "data"),
     "mail": Format("mail.extract_mail", "data", container=True),
-    "mailbox": Format("mail.extract_mailbox", "data", container=True),
+    "mailbox": Format("mail.extract_mailbox", "data", container=True, cutter="mail.cut_mailbox"),
     "msg": Format("mail.extract_msg", "data", container=True),
     "epub": Format("epub.extract_epub", "data", container=True),
     "notebook": Format("notebook.extract_notebook", "data"),
     "warc": Format("warc.extract_warc", "data", container=True),
-    **dict.fromkeys(("csv", "tsv"), Format("table.extract_csv")),
-    "json": Format("records.extract_json"),
-    "jsonl": Format("records.extract_jsonl"),
-    "parquet": Format("columns.extract_parquet", "data"),
+    **dict.fromkeys(("csv", "tsv"), Format("table.extract_csv", cutter="table.cut_csv")),
+    "json": Format("records.extract_json", cutter="records.cut_json"),
+    "jsonl": Format("records.extract_jsonl", cutter="records.cut_jsonl"),
+    "parquet": Format("columns.extract_parquet", "data", cutter="columns.cut_parquet"),
     "arrow": Format("columns.extract_arrow", "data"),
-    "sqlite": Format("database.extract_sqlite"),
-    "duckdb": Format("database.extract_duckdb", "data"),
-    "zip": Format("archive.extract_zip", container=True),
-    "tar": Format("archive.extract_tar", container=True),
+    "sqlite": Format("database.extract_sqlite", cutter="database.cut_sqlite"),
+    "duckdb": Format("database.extract_duckdb", "data", cutter="database.cut_duckdb"),
+    "zip": Format("archive.extract_zip", container=True, cutter="archive.cut_zip"),
+    "tar": Format("archive.extract_tar", container=True, cutter="archive.cut_tar"),
     **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), Format("archive.extract_compressed", container=True)),
 }
 """How to read every type that `detect` returns."""
@@ -98,7 +119,7 @@ class Dispatcher:
         temporary files is full.
         """
         try:
-            unpacked, texts = (Allowance(content.size, self.config) for _ in range(2))
+            unpacked, texts = (Allowance(content.share, self.config) for _ in range(2))
             for item in self._documents(content, file_type, "", 0, unpacked):
                 yield from self._checked(item, texts)
             # An extractor may have caught the error of the exceeded allowance; this raises it again.
@@ -174,10 +195,14 @@ class Dispatcher:
 
 
 def read_file(request: dict[str, Any], alive: Alive) -> Iterator[list[Any]]:
-    """Yields the documents of the requested file, encoded by `to_message`."""
-    scratch = Path(request["scratch"])
-    dispatcher = Dispatcher(_config_of(request["config"]), scratch, alive)
-    content = Content(request["name"], path=Path(request["path"]))
+    """Yields the documents of the requested file or span, encoded by `to_message`, or with `part_bytes` its spans."""
+    scratch, config, span = Path(request["scratch"]), _config_of(request["config"]), request.get("span")
+    dispatcher = Dispatcher(config, scratch, alive)
+    content = Content(request["name"], path=Path(request["path"]), span=Span(*span) if span else None)
+    if "part_bytes" in request:
+        context = Context(config, scratch, lambda *_: iter(()), alive)
+        yield from map(list, FORMATS[request["type"][0]].load_cutter()(content, context, request["part_bytes"]))
+        return
     try:
         for item in dispatcher.documents(content, FileType(*request["type"])):
             yield to_message(item)
@@ -205,8 +230,8 @@ def from_message(message: list[Any]) -> Extracted | Refused:
 
 
 def clear(directory: Path) -> None:
-    """Removes everything in a directory for temporary files."""
-    for path in directory.iterdir():
+    """Removes everything in a directory for temporary files, if it is there."""
+    for path in directory.iterdir() if directory.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

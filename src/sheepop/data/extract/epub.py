@@ -41,7 +41,7 @@ def extract_epub(content: Content, context: Context) -> Documents:
         # Each file appears in the reading order only once.
         files: dict[str, str] = {}
         for reference in package.iter("{*}itemref"):
-            item = items.get(reference.get("idref") or "")
+            item = _readable(items, reference.get("idref") or "")
             if item is None:
                 files.setdefault(f"called {reference.get('idref') or ''}", "")
             elif not _is_navigation(item):
@@ -61,6 +61,16 @@ def extract_epub(content: Content, context: Context) -> Documents:
         if not text:
             raise ExtractionError("empty", "its chapters have no text")
         yield Extracted(text, marks=marks, metadata=_facts(package))
+
+
+def _readable(items: dict[str | None, Element], identifier: str) -> Element | None:
+    """Returns the item, or the first of its fallbacks that is a page (EPUB 3.3, 3.5.1)."""
+    item = first = items.get(identifier)
+    for _ in items:
+        if item is None or item.get("media-type") in _PAGES:
+            break
+        item = items.get(item.get("fallback") or "")
+    return first if item is None else item
 
 
 def _package(archive: zipfile.ZipFile) -> tuple[str, Element]:

@@ -11,22 +11,21 @@ from dataclasses import astuple
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, MemoryLimitError, ProcessDiedError, TimeLimitError
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.detection import HEAD_BYTES, FileType, detect
 from sheepop.data.extract.dispatch import FORMATS, Dispatcher, clear, from_message
 from sheepop.data.extract.git import BlobReader
-from sheepop.data.extract.interface import Content, Documents, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Documents, ExtractionError, Refused, Span
 from sheepop.data.extract.languages import is_generated_text
 from sheepop.data.extract.unpacking import raise_if_full
 
 LIMITS = frozenset({"timeout", "memory"})
 """Reasons of a `Refused` that depend on the machine, so that a build with one of them cannot be repeated exactly."""
-
+CHANGED = ("changed", "it changed while it was being read")
 _CHILD = "sheepop.data.extract.dispatch"
-_CHANGED = ("changed", "it changed while it was being read")
 # The fields that change when a file is written or replaced.
 _state = attrgetter("st_size", "st_mtime_ns", "st_ino")
 
@@ -49,18 +48,37 @@ class Extraction:
         self._owned = ExitStack()
         weakref.finalize(self, self._owned.close)
 
-    def documents(self, path: Path, name: str) -> Documents:
-        """Yields the documents and refusals of the file at `path`, whose printable name is `name`.
+    def spans(self, path: Path, name: str, part_bytes: int) -> list[Span]:
+        """Returns the spans of about `part_bytes` in which a large file is to be read; none to read it as a whole.
+
+        What is wrong with a file is found when it is read.
+        """
+        content = Content(name, path=path)
+        try:
+            file_type = _detected(content)
+            if not FORMATS[file_type.name].cutter:
+                return []
+            # Equal parts, so that the last is not much smaller.
+            part_bytes = -(-content.size // max(1, round(content.size / part_bytes)))
+            request = self._request(name, path, file_type) | {"part_bytes": part_bytes}
+            with closing(self._child.request(request)) as answers:
+                spans = [Span(*message) for message in answers]
+        except (ExtractionError, OSError, BoundedProcessError):
+            return []
+        return spans if len(spans) > 1 else []
+
+    def documents(self, path: Path, name: str, span: Span | None = None) -> Documents:
+        """Yields the documents and refusals of the file at `path`, or of its `span`; its printable name is `name`.
 
         A `Refused` with an empty place concerns the file; the documents before it remain valid. A file that changed
         meanwhile is refused as ``changed``. Raises only `StorageError`, if the disk for temporary files is full.
         """
-        content = Content(name, path=path)
+        content = Content(name, path=path, span=span)
         try:
             with content.open() as file:
                 before = _state(os.fstat(file.fileno()))
                 file_type = _detected(content, file.read(HEAD_BYTES))
-                whole = None if FORMATS[file_type.name].bounded else self._whole(file, before)
+                whole = None if span or FORMATS[file_type.name].bounded else self._whole(file, before)
         except (ExtractionError, OSError) as error:
             yield _refused(error)
             return
@@ -71,7 +89,7 @@ class Extraction:
         with suppress(OSError):
             if _state(path.stat()) == before:
                 return
-        yield Refused("", *_CHANGED)
+        yield Refused("", *CHANGED)
 
     def blob(self, repository: Path, blob: str, name: str) -> Documents:
         """Yields the documents of the file with this full hash in a git repository; refuses generated code."""
@@ -94,7 +112,7 @@ class Extraction:
             return
         directory = self._directory("content")
         try:
-            yield from self._bounded(content.name, content.path(directory), file_type)
+            yield from self._bounded(content.name, content.path(directory), file_type, content.span)
         finally:
             clear(directory)
 
@@ -112,12 +130,15 @@ class Extraction:
         file.seek(0)
         data = file.read(size + 1)
         if len(data) != size or _state(os.fstat(file.fileno())) != before:
-            raise ExtractionError(*_CHANGED)
+            raise ExtractionError(*CHANGED)
         return data
 
-    def _bounded(self, name: str, path: Path, file_type: FileType) -> Documents:
+    def _request(self, name: str, path: Path, file_type: FileType) -> dict[str, Any]:
         place = {"path": str(path), "name": name, "scratch": str(self._directory("work"))}
-        request = {**place, "type": astuple(file_type), "config": self._config_text}
+        return {**place, "type": astuple(file_type), "config": self._config_text}
+
+    def _bounded(self, name: str, path: Path, file_type: FileType, span: Span | None) -> Documents:
+        request = self._request(name, path, file_type) | {"span": span}
         delivered = 0
         # Files read earlier may have caused the death of the process, so this file is tried again in a new one.
         for is_last in (self._child.requests == 0, True):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from lxml.html import HtmlElement
 
+from sheepop.data.decoding import left_out
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import date_of, facts_of
@@ -22,7 +23,9 @@ _DATE_NAMES = words(
     "article:published_time og:published_time datepublished date dc.date dc.date.issued dcterms.created dcterms.date"
     " dcterms.issued citation_publication_date citation_date publish_date pubdate"
 )
-_WORD = re.compile(r"\w+")
+# In scripts without spaces between words each character counts as one.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _MARKUP = re.compile(r"[ >]*(?:```+\S*\n|-?\d+\. )?")
 # Runs of this many words are compared to decide whether a block is part of the main text.
 _RUN = 4
@@ -31,10 +34,12 @@ _ANCHOR_WORDS = 8
 _SHARE_FOUND = 0.6
 # A list item or paragraph with a larger share of links than this is a menu.
 _SHARE_LINKS = {"item": 0.6, "text": 0.9}
+# In the main text, links of this many characters are references, and not a menu.
+_LONG_LINK = 30
 # Borders must enclose at least this share of the words that trafilatura finds.
 _LEAST_WITHIN = 0.9
 _LEAST_OF_MAIN = 0.5
-_LEAST_OF_PAGE = 0.25
+_LEAST_OF_PAGE = 0.1
 _LEAST_DECLARED_CHARS = 100
 # Pages with more blocks are books or listings; the search would take minutes and gigabytes for them.
 _MOST_BLOCKS = 20_000
@@ -46,13 +51,15 @@ def extract_html(content: Content, context: Context) -> Documents:
     Metadata: ``title``, ``language``, ``url``, ``date`` and ``author`` if the page states them, and ``encoding``.
     Raises `ExtractionError` if the page cannot be decoded, is nested too deeply, or shows no text.
     """
-    decoded = decode_page(content.read())
+    damage: list[int] = []
+    decoded = decode_page(content.read(), damage)
     page = parse_page(decoded.text)
     facts = {**_facts(page), "encoding": decoded.encoding}
     text = page_text(main_blocks(page_blocks(page), page))
     if not text:
         raise ExtractionError("empty", "the page shows no text")
     yield Extracted(text, metadata=facts)
+    yield from left_out(damage)
 
 
 def _facts(page: HtmlElement) -> dict[str, str]:
@@ -158,7 +165,8 @@ def _runs(words: list[str]) -> set[tuple[str, ...]]:
 
 def _is_doubtful(block: Block) -> bool:
     """Returns whether a block looks like a menu or a side box, and is not known to be main text."""
-    is_menu = block.link_chars > _SHARE_LINKS.get(block.kind, 1.0) * block.chars
+    is_list = (block.in_main or block.article) and block.chars >= _LONG_LINK
+    is_menu = block.link_chars > _SHARE_LINKS.get(block.kind, 1.0) * block.chars and not is_list
     return (block.beside or is_menu) and not block.found
 
 
@@ -173,7 +181,7 @@ def _trafilatura_lines(page: HtmlElement) -> list[str]:
     # It logs a warning for each page without main text, which is an expected case here.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     try:
-        found = bare_extraction(page, include_comments=True, include_tables=True, with_metadata=False)
+        found = bare_extraction(page, include_comments=False, include_tables=True, with_metadata=False)
     except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
         # It failed on odd markup; the whole page is then rendered instead.
         return []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from sheepop.data.extract.config import ExtractConfig
 
@@ -50,18 +50,94 @@ class ExtractionError(Exception):
         self.reason, self.detail = reason, detail
 
 
-class Content:
-    """Bytes to extract from, on disk or in memory; the suffix of the printable file `name` may hint at the type."""
+class Span(NamedTuple):
+    """A part of a large file that is read alone: from `begin` to before `end`, in `unit`, in `table` of a database.
 
-    def __init__(self, name: str, *, path: Path | None = None, data: bytes | None = None) -> None:
+    `before` counts the documents' numbers that earlier spans have used (lines, members, pages or rows), `lines` the
+    lines of text before it, and `size` is its share of the file in bytes.
+    """
+
+    number: int
+    begin: int
+    end: int
+    before: int
+    size: int
+    unit: str = "bytes"
+    table: str = ""
+    lines: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where it is in the file, for people."""
+        return f"{f'table {self.table} ' * bool(self.table)}{self.unit} {self.begin + 1:,} to {self.end:,}"
+
+
+def cut_units(sizes: Iterable[int], part_bytes: int, unit: str) -> Iterator[Span]:
+    """Yields spans of consecutive units of these sizes, each of about `part_bytes`."""
+    number = begin = gathered = at = 0
+    for at, size in enumerate(sizes, 1):
+        gathered += size
+        if gathered >= part_bytes:
+            yield Span(number, begin, at, begin, gathered, unit)
+            number, begin, gathered = number + 1, at, 0
+    if begin < at:
+        yield Span(number, begin, at, begin, gathered, unit)
+
+
+class _Section(io.RawIOBase):
+    """The bytes of a file from its current position to before `end`."""
+
+    def __init__(self, file: BinaryIO, end: int) -> None:
+        self._file, self._left = file, end - file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), self._left))
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class Content:
+    """Bytes to extract from, on disk or in memory; the suffix of the printable file `name` may hint at the type.
+
+    With a `span`, only that part of the file is to be read, but its beginning may be looked at.
+    """
+
+    def __init__(
+        self, name: str, *, path: Path | None = None, data: bytes | None = None, span: Span | None = None
+    ) -> None:
         if (path is None) == (data is None):
             raise ValueError("content is either a file or bytes")
-        self.name, self._path, self._data = name, path, data
+        self.name, self.span, self._path, self._data = name, span, path, data
 
     @property
     def size(self) -> int:
         """The number of bytes."""
         return self._path.stat().st_size if self._path is not None else len(self._data or b"")
+
+    @property
+    def share(self) -> int:
+        """The number of bytes of the span, or of all."""
+        return self.span.size if self.span is not None else self.size
+
+    def whole(self) -> Content:
+        """The same without its span."""
+        return Content(self.name, path=self._path, data=self._data)
+
+    def section(self, buffer_bytes: int = 2**18) -> io.BufferedReader:
+        """Opens the bytes of the span, or all, to be read in order."""
+        file = self.open()
+        if self.span is None:
+            return io.BufferedReader(cast("io.RawIOBase", file), buffer_bytes)
+        file.seek(self.span.begin)
+        return io.BufferedReader(_Section(file, self.span.end), buffer_bytes)
 
     @property
     def suffix(self) -> str:
@@ -115,3 +191,5 @@ class Context:
 
 
 Extractor = Callable[[Content, Context], Documents]
+Cutter = Callable[[Content, Context, int], Iterator[Span]]
+"""Yields the spans of about so many bytes that a large file is read in; none if it must be read as a whole."""

@@ -11,7 +11,10 @@ from sheepop.data.extract.markdown import date_of, facts_of, heading, join, one_
 from sheepop.data.extract.office_parts import Blocks, document, presentation, with_notes
 
 # The library drops notes; removing their mark keeps their text in the sentence.
-_NOTE = re.compile(r"\{\\\*?\s*\\footnote\b")
+_NOTE = re.compile(r"\{(?:\\\*)?\s*\\footnote\b")
+_NOTE_NUMBER = re.compile(r"\\chftn\b ?")
+_HIDES = re.compile(r"\\v(0|1)?(?![a-z0-9]) ?")
+_RTF_TOKEN = re.compile(r"\\[a-zA-Z]+-?\d* ?|\\[^a-zA-Z]|[{}]|[^\\{}]+", re.DOTALL)
 
 
 def extract_doc(content: Content, context: Context) -> Documents:
@@ -34,8 +37,29 @@ def extract_rtf(content: Content, context: Context) -> Documents:
     from striprtf.striprtf import rtf_to_text
 
     # RTF escapes characters outside ASCII; striprtf decodes raw bytes with the code page of the file.
-    text = rtf_to_text(_NOTE.sub("{ ", content.read().decode("latin-1")), errors="replace")
-    yield document(text.strip("\n") if text.strip() else "", {})
+    written, hidden = _without_hidden(_NOTE_NUMBER.sub("", _NOTE.sub("{ ", content.read().decode("latin-1"))))
+    text = rtf_to_text(written, errors="replace")
+    yield document(text.strip("\n") if text.strip() else "", {"hidden_characters": str(hidden)} if hidden else {})
+
+
+def _without_hidden(written: str) -> tuple[str, int]:
+    """Returns RTF without its hidden text, from ``\\v`` to ``\\v0`` or the end of the group, and the length of that."""
+    if not _HIDES.search(written):
+        return written, 0
+    kept: list[str] = []
+    states, hidden = [False], 0
+    for token in _RTF_TOKEN.findall(written):
+        if token == "{":
+            states.append(states[-1])
+        elif token == "}" and len(states) > 1:
+            states.pop()
+        elif match := _HIDES.fullmatch(token):
+            states[-1] = match[1] != "0"
+        elif token[0] not in "\\{}" and states[-1]:
+            hidden += len(token)
+            continue
+        kept.append(token)
+    return "".join(kept), hidden
 
 
 def _known(content: Content, kind: Literal["doc", "ppt"]) -> dict[str, Any]:

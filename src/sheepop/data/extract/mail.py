@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from email import message_from_bytes
 from email.errors import HeaderParseError, MessageError
 from email.header import decode_header, make_header
 from email.message import Message
+from typing import Any, BinaryIO
 
-from sheepop.data.decoding import decode
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
+from sheepop.data.decoding import decode, left_out
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
 from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.page_blocks import blocks_of, page_text
@@ -21,6 +24,7 @@ _FIRST_LINE = b"From "
 _ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
 _LONGEST_LINE = 2**20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
+_STRING8 = "001E"  # PtypString8, [MS-OXMSG] 2.1.2
 _RTF_BODY = 0x1009  # PidTagRtfCompressed, [MS-OXPROPS]
 # The year of a time that is not set in a Windows file.
 _NEVER = 1601
@@ -35,18 +39,38 @@ def extract_mail(content: Content, context: Context) -> Documents:
     """
     message = message_from_bytes(content.read())
     shown, attached = _parts(message)
-    headers = {name: ", ".join(_decoded(str(value)) for value in message.get_all(name, [])) for name in _SHOWN}
-    text = "\n\n".join(filter(None, map(_text, shown)))
+    charset, damage = next((found for part in shown if (found := part.get_content_charset(""))), ""), list[int]()
+    headers = {name: ", ".join(_decoded(value, charset) for value in _raw(message, name)) for name in _SHOWN}
+    text = "\n\n".join(filter(None, (_text(part, damage) for part in shown)))
+    for refused in left_out(damage):
+        yield replace(refused, place=f"{refused.place} of the text")
     yield from _documents(headers, text, [_attached(part, number) for number, part in enumerate(attached, 1)], context)
 
 
 def extract_mailbox(content: Content, context: Context) -> Documents:
     """Yields the messages of a mailbox (mbox) in order, at places ``message N``; raises `ExtractionError`."""
-    for number, data in enumerate(_messages(content, context.config.max_member_bytes), 1):
+    begin = 1 + (content.span.before if content.span else 0)
+    for number, data in enumerate(_messages(content, context.config.max_member_bytes), begin):
         if number > context.config.max_members:
             raise ExtractionError("bomb", f"over data.extract.max_members = {context.config.max_members:,} messages")
         context.alive()
         yield from context.inner(Content(f"message {number}.eml", data=data), f"message {number}")
+
+
+def cut_mailbox(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of whole messages; see `Cutter`."""
+    number = begin = before = messages = at = 0
+    is_after_empty = True
+    with content.open() as file:
+        while line := file.readline(_LONGEST_LINE):
+            if is_after_empty and line.startswith(_FIRST_LINE):
+                if at - begin >= part_bytes:
+                    yield Span(number, begin, at, before, at - begin)
+                    number, begin, before = number + 1, at, messages
+                messages += 1
+            at += len(line)
+            is_after_empty = not line.strip()
+    yield Span(number, begin, at, before, at - begin)
 
 
 def extract_msg(content: Content, context: Context) -> Documents:
@@ -55,6 +79,11 @@ def extract_msg(content: Content, context: Context) -> Documents:
 
     with content.open() as file:
         message = oxmsg.Message.load(file)
+        # What the file states is often another code page, or one without a codec of that name.
+        encoding = _encoding_of_strings(file)
+        parts: list[Any] = [message, *message.recipients, *message.attachments]
+        for part in parts:
+            part.properties.__dict__.update(_str_prop_encoding=encoding, body_encoding=encoding)
         headers = {name.title(): _decoded(value) for name, value in message.message_headers.items()}
         sent = message.sent_date
         stated = {
@@ -79,6 +108,19 @@ def extract_msg(content: Content, context: Context) -> Documents:
         yield from _documents(shown, text, attached, context)
 
 
+def _encoding_of_strings(file: BinaryIO) -> str:
+    """Returns the encoding of the 8-bit texts in an Outlook file, UTF-8 if there are none or they fit none."""
+    from olefile import OleFileIO
+
+    file.seek(0)
+    opened = OleFileIO(file)
+    texts = [opened.openstream(name).read().rstrip(b"\0") for name in opened.listdir() if name[-1].endswith(_STRING8)]
+    try:
+        return decode(max((text for text in texts if not text.isascii()), key=len, default=b"")).encoding
+    except ExtractionError:
+        return "utf-8"
+
+
 def _documents(headers: Mapping[str, str], text: str, attached: list[tuple[str, bytes]], context: Context) -> Documents:
     head = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
     is_empty = not text.strip()
@@ -96,7 +138,7 @@ def _messages(content: Content, limit: int) -> Iterator[bytes]:
     """Yields the messages, which are separated by lines that begin with ``From`` after an empty line."""
     lines: list[bytes] = []
     size, is_after_empty = 0, True
-    with content.open() as file:
+    with content.section() as file:
         while line := file.readline(_LONGEST_LINE):
             if is_after_empty and line.startswith(_FIRST_LINE):
                 if lines:
@@ -139,12 +181,12 @@ def _name(name: str, number: int) -> str:
     return _UNSAFE.sub("_", name).strip() or str(number)
 
 
-def _text(part: Message) -> str:
+def _text(part: Message, damage: list[int] | None = None) -> str:
     data, charset = _bytes(part), part.get_content_charset("")
     if part.get_content_subtype() == "html":
         known = decoded_as(data, charset)
         return page_text(blocks_of(data if known is None else known.text.encode()))
-    return (decoded_as(data, charset) or decode(data)).text.replace("\r\n", "\n").strip("\n")
+    return (decoded_as(data, charset) or decode(data, "", damage)).text.replace("\r\n", "\n").strip("\n")
 
 
 def _bytes(part: Message) -> bytes:
@@ -152,9 +194,22 @@ def _bytes(part: Message) -> bytes:
     return payload if isinstance(payload, bytes) else b""
 
 
-def _decoded(value: str) -> str:
-    try:
-        text = str(make_header(decode_header(value)))
-    except (HeaderParseError, MessageError, LookupError, ValueError):
-        text = value
-    return " ".join(text.encode("utf-8", "replace").decode().split())
+def _raw(message: Message, name: str) -> list[str]:
+    """Returns the values of a header; bytes beyond ASCII are lone surrogates in them."""
+    return [str(value) for other, value in message.raw_items() if other.lower() == name.lower()]
+
+
+def _decoded(value: str, charset: str = "") -> str:
+    """Decodes a header; raw bytes beyond ASCII, which RFC 6532 allows, are UTF-8 or in the `charset` of the text."""
+    data = value.encode("utf-8", "surrogateescape")
+    with suppress(ExtractionError):
+        value = (decoded_as(data, charset) or decode(data)).text
+    with suppress(HeaderParseError, MessageError, LookupError, ValueError):
+        value = str(make_header([_known(piece, known) for piece, known in decode_header(value)]))
+    return " ".join(value.encode("utf-8", "replace").decode().split())
+
+
+def _known(piece: bytes | str, charset: str | None) -> tuple[bytes | str, str | None]:
+    """Returns an encoded word as UTF-8 if its charset has a name that only the web knows."""
+    decoded = decoded_as(piece, charset) if charset and isinstance(piece, bytes) else None
+    return (piece, charset) if decoded is None else (decoded.text.encode(), "utf-8")

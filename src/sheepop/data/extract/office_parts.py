@@ -22,6 +22,7 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
 _USUAL = rb"http://schemas.openxmlformats.org/\1/2006/"
 _PROPERTIES = {"title": "title", "creator": "author", "initial-creator": "author", "language": "language"}
 _PROPERTIES |= {"created": "date", "creation-date": "date"}
+_ESCAPED = re.compile(r"_x(00[01][0-9A-Fa-f])_")
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
@@ -112,6 +113,11 @@ def properties(*roots: Element) -> dict[str, str]:
         if fact and element.text:
             stated.setdefault(fact, date_of(element.text) if fact == "date" else element.text)
     return facts_of(stated)
+
+
+def unescaped(text: str) -> str:
+    """Returns a text with its escaped characters, such as ``_x000D_`` (ECMA-376, part 1, 22.9.2.19)."""
+    return _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text) if "_x" in text else text
 
 
 def document(text: str, facts: dict[str, str]) -> Extracted:

@@ -1,6 +1,6 @@
 """Turns OpenDocument texts and presentations (odt, odp) into Markdown, in the order of the text.
 
-Headers, footers, comments, formulas and tracked deletions are left out.
+Headers, footers, comments, formulas, tracked deletions, hidden text and readings (ruby) are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 
 from sheepop.data.extract.archive import safe_zip
-from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.markdown import heading, item, join, one_line, table
 from sheepop.data.extract.office_parts import (
     Blocks,
@@ -35,6 +35,8 @@ _LEFT_OUT = frozenset(
     {"tracked-changes", "annotation", "sequence-decls", "forms", "settings", "note-citation", "ruby-text", "desc"}
     | {"variable-decls", "user-field-decls", "title", "object", "header-decl", "footer-decl", "date-time-decl"}
 )
+_HIDDEN = frozenset({"hidden-text", "hidden-paragraph"})
+_STYLED = frozenset({"p", "h", "span"})
 _ON_EVERY_SLIDE = frozenset({"header", "footer", "date-time", "page-number"})
 _FORMATS = {"1": "", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 _MANIFEST = "META-INF/manifest.xml"
@@ -44,15 +46,24 @@ _MOST_REPEATED = 1000
 def extract_odt(content: Content, context: Context) -> Documents:
     """Yields one document of prose with the facts that `properties` finds; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
-        walk = _Walk(archive)
-        blocks = walk.blocks(walk.body)
-        yield document(join([*blocks, *walk.notes]), walk.facts)
+        yield _text_document(_Walk(_roots(archive)))
+
+
+def extract_flat_odt(content: Content, context: Context) -> Documents:
+    """Yields the same for a document that is one XML file; raises `ExtractionError`."""
+    yield _text_document(_Walk({"content.xml": parse_xml(content.name, content.read())}))
+
+
+def _text_document(walk: _Walk) -> Extracted:
+    blocks = walk.blocks(walk.body)
+    facts = {**walk.facts, "hidden_characters": str(walk.hidden)} if walk.hidden else walk.facts
+    return document(join([*blocks, *walk.notes]), facts)
 
 
 def extract_odp(content: Content, context: Context) -> Documents:
     """Yields one document of prose with a mark ``slide N`` and the notes of each slide; raises `ExtractionError`."""
     with safe_zip(content, context) as archive:
-        walk = _Walk(archive)
+        walk = _Walk(_roots(archive))
         yield presentation(map(walk.slide, walk.body.iter(f"{_DRAW}page")), walk.facts)
 
 
@@ -62,17 +73,23 @@ def refuse_encryption(archive: zipfile.ZipFile) -> None:
         raise ExtractionError("encrypted", "it needs a password")
 
 
+def _roots(archive: zipfile.ZipFile) -> dict[str, Element]:
+    """Returns the root elements of the parts of a package by name."""
+    refuse_encryption(archive)
+    present = [name for name in ("content.xml", "styles.xml", "meta.xml") if name in archive.namelist()]
+    if "content.xml" not in present:
+        raise ExtractionError("damaged", "it has no content.xml")
+    return {name: parse_xml(name, archive.read(name)) for name in present}
+
+
 class _Walk:
     """Walks through the body of a document and collects its notes, which go to the end."""
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        refuse_encryption(archive)
-        present = [name for name in ("content.xml", "styles.xml", "meta.xml") if name in archive.namelist()]
-        if "content.xml" not in present:
-            raise ExtractionError("damaged", "it has no content.xml")
-        roots = {name: parse_xml(name, archive.read(name)) for name in present}
-        self.facts = properties(*(roots.pop(name) for name in present if name == "meta.xml"))
-        body = roots["content.xml"].find("{*}body")
+    def __init__(self, roots: dict[str, Element]) -> None:
+        content = roots["content.xml"]
+        described = [roots.pop("meta.xml")] if "meta.xml" in roots else content.findall("{*}meta")
+        self.facts, self.hidden = properties(*described), 0
+        body = content.find("{*}body")
         if body is None:
             raise ExtractionError("damaged", "content.xml has no body")
         self.body: Element = body
@@ -104,7 +121,7 @@ class _Walk:
 
     def _block(self, element: Element) -> Blocks:
         name = local_name(element)
-        if name in _LEFT_OUT:
+        if name in _LEFT_OUT or self._is_hidden(element):
             return []
         if name in ("p", "h"):
             return self._paragraph(element, name)
@@ -117,7 +134,8 @@ class _Walk:
     def _paragraph(self, element: Element, name: str) -> Blocks:
         text = self._inline(element)
         boxes = [block for box in element.iter(f"{_DRAW}text-box") for block in self.blocks(box)]
-        styles = self._style_names(element)
+        names = self._style_names(element)
+        styles = [re.sub("_([0-9a-f]{2})_", lambda code: chr(int(code[1], 16)), name).lower() for name in names]
         if not text.strip():
             return boxes
         if any(style in CODE_STYLES for style in styles):
@@ -126,12 +144,22 @@ class _Walk:
             return [("heading", heading(integer(element.get(f"{_TEXT}outline-level"), 1) or 1, text)), *boxes]
         return [("text", text.strip()), *boxes]
 
+    def _is_hidden(self, element: Element) -> bool:
+        """Returns whether an element is hidden, by itself or by its style; counts its characters then."""
+        hidden = element.get(f"{_TEXT}display") == "none" or local_name(element) in _HIDDEN
+        for name in self._style_names(element) if local_name(element) in _STYLED else ():
+            style = self._styles.get(name)
+            display = None if style is None else style.find(f"{_STYLE}text-properties[@{_TEXT}display]")
+            hidden = hidden or (display is not None and display.get(f"{_TEXT}display") == "none")
+        self.hidden += len("".join(element.itertext())) if hidden else 0
+        return hidden
+
     def _style_names(self, element: Element) -> list[str]:
-        """Returns the names of the style of a paragraph and of its parent styles, in lower case."""
+        """Returns the names of the style of an element and of its parent styles."""
         names: list[str] = []
         name = element.get(f"{_TEXT}style-name")
         while name and len(names) < LONGEST_CHAIN:
-            names.append(re.sub("_([0-9a-f]{2})_", lambda code: chr(int(code[1], 16)), name).lower())
+            names.append(name)
             style = self._styles.get(name)
             name = None if style is None else style.get(f"{_STYLE}parent-style-name")
         return names
@@ -190,5 +218,7 @@ class _Walk:
             text = join([block for body in element.iter(f"{_TEXT}note-body") for block in self.blocks(body)])
             self.notes[number - 1] = ("item", f"[^{number}]: {text}")
             return f"[^{number}]"
+        if self._is_hidden(element):
+            return ""
         # Text boxes come after the paragraph that contains them.
         return "" if name in _LEFT_OUT or name == "frame" else self._inline(element)

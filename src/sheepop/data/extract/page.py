@@ -7,6 +7,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from sheepop.data.charsets import codec_of
 from sheepop.data.decoding import Decoded, decode
 from sheepop.data.extract.interface import ExtractionError
 
@@ -18,37 +19,33 @@ SAFE = {"no_network": True, "huge_tree": False, "remove_comments": True, "remove
 # How far to look for the declared encoding: somewhat further than the HTML standard does.
 _HEAD_BYTES = 4096
 _DECLARED = re.compile(rb"""(?i)<(?:meta\b[^>]*?\bcharset|\?xml\b[^>]*?\bencoding)\s*=\s*["']?\s*([\w.:-]+)""")
-# The encodings that pages with these names really use, according to the HTML standard.
-_MEANT = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "gb2312": "gb18030"}
-_MEANT |= {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"}
 _NOT_FOR_PAGES = frozenset({"utf-7", "unicode-escape", "raw-unicode-escape", "idna", "punycode", "undefined", "hz"})
 
 
-def decode_page(data: bytes) -> Decoded:
+def decode_page(data: bytes, damage: list[int] | None = None) -> Decoded:
     """Decodes a page by, in this order, its byte order mark, UTF-8, the encoding that it declares, or detection.
 
     UTF-8 comes before the declaration because other encodings do not look like it by chance, while declarations are
-    often left over from a template. Raises `ExtractionError`.
+    often left over from a template. For `damage` see `decode`. Raises `ExtractionError`.
     """
     declared = _DECLARED.search(data[:_HEAD_BYTES])
     if declared and not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return decoded_as(data, declared.group(1).decode("ascii", "replace")) or decode(data)
-    return decode(data)
+        return decoded_as(data, declared.group(1).decode("ascii", "replace")) or decode(data, "", damage)
+    return decode(data, "", damage)
 
 
 def decoded_as(data: bytes, name: str) -> Decoded | None:
     """Decodes text with the named encoding; returns None if it is unknown, does not fit, or the bytes are UTF-8."""
     try:
-        codec = codecs.lookup(name).name
+        encoding = codec_of(name)
         # The declaration was found as ASCII bytes, so the page cannot be in a wide encoding.
-        if codec in _NOT_FOR_PAGES or codec.startswith("utf"):
+        if encoding in _NOT_FOR_PAGES or encoding.startswith("utf"):
             return None
         # Encodings with escape sequences consist of ASCII bytes, so they look like UTF-8.
-        if not codec.startswith("iso2022"):
+        if not encoding.startswith("iso2022"):
             with suppress(UnicodeDecodeError):
                 data.decode("utf-8")
                 return None
-        encoding = _MEANT.get(codec, codec)
         text = data.decode(encoding)
         text.encode("utf-8")
     except (LookupError, ValueError, TypeError):

@@ -22,12 +22,22 @@ BlockKind = Literal["text", "heading", "item", "code", "table"]
 
 _LEFT_OUT = words(
     "applet area audio base basefont bgsound button canvas datalist dialog embed frame frameset head iframe input link"
-    " map meta meter nav noembed noframes noscript object optgroup option param progress script select source style"
-    " svg template textarea track video"
+    " map meta meter nav noembed noframes noscript object optgroup option param progress rp rt rtc script select source"
+    " style svg template textarea track video"
 )
 _ROLES_LEFT_OUT = words("alertdialog dialog menu menubar navigation search toolbar tooltip")
 _BESIDE = words("aside footer header")
 _ROLES_BESIDE = words("banner complementary contentinfo")
+# Words in the classes and ids of boxes beside the text, and the least share of a page's text that is no such box.
+_BOX_NAMES = words(
+    "ad ads advert advertisement banner breadcrumb breadcrumbs comment comments cookie cookies consent disqus footer"
+    " masthead menu modal nav navbar navigation newsletter outbrain pager pagination popular popup promo recirc"
+    " recommendations recommended related respond share sharing shares sidebar signup social sponsor sponsored"
+    " subscribe subscription taboola toolbar trending widget"
+)
+_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_NO_BOX_SHARE = 0.8
+_FORM_FIELDS = ("textarea", "select", "input")
 _BLOCKS = words(
     "address article aside blockquote body caption center dd details dialog dir div dl dt fieldset figcaption figure"
     " footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr html legend li main menu ol optgroup p pre section"
@@ -60,7 +70,8 @@ class Block:
     """A piece of the page as Markdown; `chars` and `link_chars` count characters other than white space.
 
     `in_main` says that it is in the declared main part; `article` is the number of its article (0: none); `beside` says
-    that it is in a header, footer or aside outside of these. `found` says that a search took it for main text.
+    that it is in a header, footer or aside outside of these, or in a box of any place whose name says so. `found` says
+    that a search took it for main text.
     """
 
     text: str
@@ -75,7 +86,7 @@ class Block:
 
 def page_blocks(root: HtmlElement) -> list[Block]:
     """Returns the blocks of a page or of a part of one."""
-    page = _Page()
+    page = _Page(len(root.text_content()))
     page.element(root)
     page.flush()
     return page.blocks
@@ -94,8 +105,9 @@ def page_text(blocks: Iterable[Block]) -> str:
 class _Page:
     """Walks over the elements and collects text in `_pieces` until a block ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, chars: int = 0) -> None:
         self.blocks: list[Block] = []
+        self._chars = chars
         self._pieces: list[str] = []
         self._indent = self._marker = self._heading = ""
         # The number of the next item; None if items have dashes.
@@ -193,6 +205,7 @@ class _Page:
         role = node.get("role")
         if not (self._in_main or self._article):
             self._beside = self._beside or tag in _BESIDE or role in _ROLES_BESIDE
+        self._beside = self._beside or self._is_box(node)
         self._in_main = self._in_main or tag == "main" or role == "main"
         if tag == "article" and not self._article:
             self._articles += 1
@@ -217,6 +230,16 @@ class _Page:
             # The marker of the enclosing item was written with the first block inside, or is still to be written.
             is_due = len(self.blocks) == count
             self._indent, self._marker = (indent, marker) if is_due else (indent + " " * len(marker), "")
+
+    def _is_box(self, node: HtmlElement) -> bool:
+        """Returns whether a form, or the name of an element, shows that it is a box beside the text."""
+        if node.tag == "form":
+            is_named = any(field.get("type") not in ("hidden", "submit") for field in node.iter(*_FORM_FIELDS))
+        else:
+            names = _NAME_WORD.findall(f"{node.get('class', '')} {node.get('id', '')}")
+            is_named = any(name.lower() in _BOX_NAMES for name in names)
+        # A whole page may be said to have comments, or be in a form.
+        return is_named and node.find(".//h1") is None and len(node.text_content()) < _NO_BOX_SHARE * self._chars
 
     def _table(self, node: HtmlElement) -> None:
         caption = node.find("caption")

@@ -60,10 +60,15 @@ _LONGEST_LINE = 200
 _NUMBER = re.compile(r"\d{1,9}")
 
 
-def documents(pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig) -> Documents:
-    """Yields the pages as one document with metadata `facts`, or several if it is too long; passes refusals on."""
+def documents(
+    pages: Iterable[Page | Refused], facts: Mapping[str, str], config: ExtractConfig, *, is_whole: bool = True
+) -> Documents:
+    """Yields the pages as one document with metadata `facts`, or several if it is too long; passes refusals on.
+
+    The places of documents name their pages, unless they are all in one and `is_whole`.
+    """
     gathered: list[Page] = []
-    size, is_whole = 0, True
+    size = 0
     for page in pages:
         if isinstance(page, Refused):
             yield page

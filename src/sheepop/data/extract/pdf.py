@@ -8,16 +8,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pypdfium2
 import pypdfium2.raw as pdfium
 
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused, Span, cut_units
 from sheepop.data.extract.page_lines import Line, Page
 from sheepop.data.extract.paged_text import documents
-from sheepop.data.extract.pdf_words import Box, PageFrame, PageWords, Word, lines_of, read_words
+from sheepop.data.extract.pdf_forms import Box, PageFrame, Word
+from sheepop.data.extract.pdf_words import PageWords, lines_of, read_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +31,8 @@ _PICTURE_SHARE = 0.5
 _MEANINGLESS_SHARE = 0.3
 _MOST_BAD_PAGES_IN_A_ROW = 20
 _LONGEST_FACT = 1000
+# A shorter document is not cut into spans.
+_LEAST_PAGES = 200
 _PASSWORD_ERRORS = (pdfium.FPDF_ERR_PASSWORD, pdfium.FPDF_ERR_SECURITY)
 # A page with more objects or segments is a drawing; looking further would take long and find nothing.
 _MOST_OBJECTS = 20_000
@@ -54,16 +58,28 @@ def extract_pdf(content: Content, context: Context) -> Documents:
     item = None
     with content.open() as file, closing(_opened(file)) as document:
         facts = {**_facts(document), "pages": str(len(document))}
-        for item in documents(_pages(document, context), facts, context.config):
+        span = content.span
+        numbers = range(span.begin, span.end) if span else range(len(document))
+        for item in documents(_pages(document, numbers, context), facts, context.config, is_whole=span is None):
             yield item
     if item is None:
         raise ExtractionError("empty", "no page shows any text")
 
 
+def cut_pdf(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of pages, each as long as a long book at least; see `Cutter`."""
+    with content.open() as file, closing(_opened(file)) as document:
+        pages = len(document)
+    page_bytes = max(1, content.size // max(1, pages))
+    yield from cut_units(repeat(page_bytes, pages), max(part_bytes, _LEAST_PAGES * page_bytes), "pages")
+
+
 def _opened(file: BinaryIO) -> pypdfium2.PdfDocument:
     logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)
     try:
-        return pypdfium2.PdfDocument(file)
+        document = pypdfium2.PdfDocument(file)
+        document.init_forms()
+        return document
     except pypdfium2.PdfiumError as error:
         if error.err_code in _PASSWORD_ERRORS:
             raise ExtractionError("encrypted", "it needs a password") from None
@@ -77,16 +93,16 @@ def _facts(document: pypdfium2.PdfDocument) -> Mapping[str, str]:
     return {name: value.strip() for name, value in facts.items() if value.strip() and len(value) <= _LONGEST_FACT}
 
 
-def _pages(document: pypdfium2.PdfDocument, context: Context) -> Iterator[Page | Refused]:
+def _pages(document: pypdfium2.PdfDocument, numbers: range, context: Context) -> Iterator[Page | Refused]:
     bad = 0
-    for number in range(1, len(document) + 1):
+    for index in numbers:
         context.alive()
         try:
-            with closing(document[number - 1]) as page:
-                yield from _read(page, number, context.config)
+            with closing(document[index]) as page:
+                yield from _read(page, index + 1, context.config)
             bad = 0
         except pypdfium2.PdfiumError:
-            yield Refused(f"page {number}", "damaged", "it cannot be read")
+            yield Refused(f"page {index + 1}", "damaged", "it cannot be read")
             bad += 1
             if bad == _MOST_BAD_PAGES_IN_A_ROW:
                 raise ExtractionError("damaged", f"{bad} pages in a row cannot be read") from None

@@ -13,7 +13,7 @@ from pdfplumber import table
 from sheepop.data.extract import markdown
 from sheepop.data.extract.page_lines import Line
 from sheepop.data.extract.paged_text import join_lines
-from sheepop.data.extract.pdf_words import Box, Word
+from sheepop.data.extract.pdf_forms import Box, Word
 
 _Edges = tuple[float, float, float, float]
 # Points.

@@ -14,6 +14,7 @@ import pypdfium2
 import pypdfium2.raw as pdfium
 
 from sheepop.data.extract.page_lines import RIGHT_TO_LEFT, WIDE_GAP, Glyph, Line, runs, visual_pieces
+from sheepop.data.extract.pdf_forms import Box, PageFrame, Word, with_filled_in
 
 # pdfium's mark for a hyphen that divides a word at the end of a line: U+FFFE in its text, U+0002 in its characters.
 _WORD = re.compile("[^\\s\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
@@ -23,6 +24,7 @@ _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u2060\ufeff\ufff0-\uffff\ufdd0-
 _WITHOUT_MEANING = re.compile("[\x00\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff]")
 # Scripts that are also written in columns from top to bottom.
 _EAST_ASIAN = re.compile("[\u2e80-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]")
+_LAM, _ALEFS = "\u0644", "\u0622\u0623\u0625\u0627\u0671"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPELT_OUT = str.maketrans(
     {"\x02": "-", "\ufffe": "-"}
@@ -40,58 +42,6 @@ _COLUMN_GAP, _COLUMN_STRAY = 0.5, 0.3
 _LEAST_COLUMN = 3
 
 
-class Box(NamedTuple):
-    """A rectangle on a page: points from its upper left corner, y downwards."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def turned(self, turns: int, width: float, height: float) -> Box:
-        """Returns the box after this many clockwise quarter turns of a page of this width and height."""
-        left, top, right, bottom = self
-        for _ in range(turns % 4):
-            left, top, right, bottom = height - bottom, left, height - top, right
-            width, height = height, width
-        return Box(left, top, right, bottom)
-
-
-class PageFrame(NamedTuple):
-    """Converts coordinates of the file (y upwards) to the page, of `width` x `height` before its clockwise `turns`."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-    turns: int
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """The width and height of the turned page."""
-        return (self.height, self.width) if self.turns % 2 else (self.width, self.height)
-
-    def placed(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """Returns the box on the turned page of a rectangle with these edges in the file."""
-        place = Box(left - self.left, self.top - top, right - self.left, self.top - bottom)
-        return place.turned(self.turns, self.width, self.height) if self.turns else place
-
-
-class Word(NamedTuple):
-    """A word, its box, the size of its letters in points; `line` is the number of its line according to pdfium.
-
-    `turns` is the number of clockwise quarter turns of the page that make it readable, None if it is slanted. Its
-    baseline is `descent` points above the lower edge of the box in that orientation.
-    """
-
-    text: str
-    box: Box
-    size: float
-    line: int
-    turns: int | None
-    descent: float
-
-
 class PageWords(NamedTuple):
     """The words in the order of the file, placed on the page as `frame` turns it; counts unknown characters."""
 
@@ -101,10 +51,11 @@ class PageWords(NamedTuple):
 
 
 def read_words(page: pypdfium2.PdfPage) -> PageWords:
-    """Reads the words of a page; raises `pypdfium2.PdfiumError` if it cannot be read."""
+    """Reads the words of a page, with what is filled into it; raises `pypdfium2.PdfiumError` if it cannot be read."""
     with closing(page.get_textpage()) as text_page:
         reader = _Reader(page, text_page.raw)
         words = list(_columns(_printed_once(reader.words())))
+        words = with_filled_in(words, page, reader.frame)
     return PageWords(*_turned(words, reader.frame), reader.meaningless)
 
 
@@ -210,6 +161,9 @@ class _Reader:
             if character:
                 box = self._box(match.start())
                 glyphs.append(Glyph(character, box.left, box.right))
+                if character == _LAM and len(glyphs) > 1 and _is_ligature(*glyphs[-2:]):
+                    # pdfium gives the two letters of one glyph from left to right.
+                    glyphs[-2:] = reversed(glyphs[-2:])
         for piece in visual_pieces(glyphs, style.size):
             box = self.frame.placed(piece.left, first.top, piece.right, first.bottom)
             yield Word(piece.character, box, style.size, line, style.turns, style.descent)
@@ -247,6 +201,11 @@ class _Reader:
         x, y = self._x.value, self._y.value
         descent = (y - box.bottom, box.right - x, box.top - y, x - box.left)[quarters % 4]
         return _Style(size, (quarters - self.frame.turns) % 4, descent, quarters, (height, width)[quarters % 2])
+
+
+def _is_ligature(alef: Glyph, lam: Glyph) -> bool:
+    """Returns whether a form of alef shares the glyph of a lam."""
+    return alef.character in _ALEFS and (alef.left, alef.right) == (lam.left, lam.right)
 
 
 def _printed_once(words: Iterable[Word]) -> list[Word]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from sheepop.data.decoding import decode
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
 from sheepop.data.extract.template import RecordFormat, is_chat, longest_record, no_column, turns_text
-from sheepop.data.extract.text import Lines, byte_lines, open_utf8
+from sheepop.data.extract.text import Lines, byte_lines, cut_lines, open_utf8
 
 _BLOCK = 2**20
 # The memory of parsed JSON, as a multiple of its text, in all but contrived files.
@@ -28,6 +28,8 @@ _IN_STRING = re.compile(r'["\\]')
 # An error or a number this near to the end of the text that was read may be due to the missing rest.
 _NEAR_END = 16
 
+_Reader = Callable[[Content, ExtractConfig], Documents]
+
 
 def extract_jsonl(content: Content, context: Context) -> Documents:
     """Yields one document for each line that is a JSON record, made by `RecordFormat`, with the place ``line N``.
@@ -35,7 +37,7 @@ def extract_jsonl(content: Content, context: Context) -> Documents:
     A line that is not valid JSON, repeats a key, or is over twice the longest document is refused alone. A file with a
     JSON list instead is read like in `extract_json`.
     """
-    yield from _documents(content, context.config, _line_documents)
+    yield from _reader(content, context.config, _line_documents)(content, context.config)
 
 
 def extract_json(content: Content, context: Context) -> Documents:
@@ -44,13 +46,25 @@ def extract_json(content: Content, context: Context) -> Documents:
     A list is streamed. Records inside the lists, columns or fields of a single record count too, if they have the
     configured field or a well-known one. A file with a record on every line is read as JSON lines.
     """
-    yield from _documents(content, context.config, _value_documents)
+    yield from _reader(content, context.config, _value_documents)(content, context.config)
 
 
-def _documents(
-    content: Content, config: ExtractConfig, otherwise: Callable[[Content, ExtractConfig], Documents]
-) -> Documents:
-    """Reads JSON lines or a list if the first two lines show one of these, else calls `otherwise`."""
+def cut_jsonl(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields the spans of a file that `extract_jsonl` reads line by line; see `Cutter`."""
+    if _reader(content, context.config, _line_documents) is _line_documents:
+        yield from cut_lines(content, part_bytes)
+
+
+def cut_json(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields the spans of a file that `extract_json` reads line by line; see `Cutter`."""
+    if _reader(content, context.config, _value_documents) is _line_documents:
+        yield from cut_lines(content, part_bytes)
+
+
+def _reader(content: Content, config: ExtractConfig, otherwise: _Reader) -> _Reader:
+    """Returns the reader of JSON lines or of a list if the first two lines show one of these, else `otherwise`."""
+    if content.span is not None:
+        return _line_documents
     with open_utf8(content) as file:
         # For a line that is too long, the first character is enough.
         begin = file.peek(_BLOCK).strip()[:1]
@@ -59,8 +73,8 @@ def _documents(
     if second and first.startswith((b"{", b"[")):
         with suppress(ExtractionError):
             parse_json(first.decode("utf-8", "replace"))
-            return _line_documents(content, config)
-    return (_list_documents if first.startswith(b"[") else otherwise)(content, config)
+            return _line_documents
+    return _list_documents if first.startswith(b"[") else otherwise
 
 
 def _line_documents(content: Content, config: ExtractConfig) -> Documents:

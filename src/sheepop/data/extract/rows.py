@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sheepop.data.extract.config import ExtractConfig
@@ -18,13 +19,33 @@ Row = tuple[int, Sequence[Any]]
 """The number of a row in its table, from 1, and a value for each column; `row_documents` allows other lengths."""
 
 
+def is_table(config: ExtractConfig, columns: Sequence[str], rows: Iterable[Row | Refused], delimiter: str = "") -> bool:
+    """Returns whether `row_documents` would make a Markdown table of these rows, because no column has text."""
+    return _chosen(config, columns, islice(rows, SAMPLE_ROWS), delimiter) is None
+
+
+def _chosen(
+    config: ExtractConfig, columns: Sequence[str], sample: Iterable[Row | Refused], delimiter: str
+) -> RecordFormat | None:
+    records = [_record(columns, row[1], None, delimiter) for row in sample if not isinstance(row, Refused)]
+    return RecordFormat.of(config).for_table(columns, records)
+
+
 def row_documents(
-    config: ExtractConfig, columns: Sequence[str], rows: Iterable[Row | Refused], place: str = "", delimiter: str = ""
+    config: ExtractConfig,
+    columns: Sequence[str],
+    rows: Iterable[Row | Refused],
+    place: str = "",
+    delimiter: str = "",
+    *,
+    sample: Sequence[Row | Refused] | None = None,
+    is_whole: bool = True,
 ) -> Documents:
     """Yields the documents and refusals of the rows of a table, in order, in the form that `config` selects.
 
     `place` is put before every place. With a `delimiter`, rows may have any length: missing cells at the end are empty,
-    and surplus cells are part of the text. Without columns, each row is a line of text in one cell. Raises
+    and surplus cells are part of the text. Without columns, each row is a line of text in one cell. The rows of a
+    span are not the `is_whole` table, and `sample` has its first rows, which decide what its columns contain. Raises
     `ExtractionError` for a missing column, and any error of `rows` after the documents of the rows before it.
     """
     rows = iter(rows)
@@ -45,10 +66,10 @@ def row_documents(
             raise failure
         yield from rows
 
-    sample = [_record(columns, row[1], None, delimiter) for row in head if not isinstance(row, Refused)]
-    chosen = RecordFormat.of(config).for_table(columns, sample)
+    chosen = _chosen(config, columns, head if sample is None else sample, delimiter)
     if chosen is None:
-        yield from _table_documents(config.max_document_bytes, columns, every(), place, delimiter)
+        most = config.max_document_bytes
+        yield from _table_documents(most, columns, every(), place, delimiter, is_whole=is_whole)
         return
     most, prefix = longest_record(config), f"{place} " if place else ""
     for row in every():
@@ -73,13 +94,13 @@ def _record(columns: Sequence[str], values: Sequence[Any], text: str | None, del
 
 
 def _table_documents(
-    most: int, columns: Sequence[str], rows: Iterator[Row | Refused], place: str, delimiter: str
+    most: int, columns: Sequence[str], rows: Iterator[Row | Refused], place: str, delimiter: str, *, is_whole: bool
 ) -> Documents:
     """Yields the table, cut between rows into documents of at most `most` bytes that each begin with the header."""
     head = f"{_line(columns)}\n|{' --- |' * len(columns)}\n" if columns else ""
     most -= len(head.encode("utf-8"))
     lines, size, first, last = [head], 0, 0, 0
-    is_whole, is_empty, failure = True, True, None
+    is_empty, failure = True, None
 
     def table() -> Extracted:
         rows_within = "" if is_whole else f"rows {first} to {last}"

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import datetime
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 from sheepop.data.extract.archive import office_package, safe_zip
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
 from sheepop.data.extract.markdown import table
+from sheepop.data.extract.office_parts import unescaped
 from sheepop.data.extract.opendocument import refuse_encryption
 
 _BLOCK = 2**20
@@ -28,6 +30,7 @@ _ZIP = b"PK\x03\x04"
 _RELATIONSHIPS, _STRICT = "_rels/.rels", b"http://purl.oclc.org/ooxml/"
 _SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
 
+_BIFF_HEAD, _BIFF_BYTES, _FILE_PASS = struct.Struct("<HH"), 4096, 0x2F
 # The separator between two cells.
 _CELL_BYTES = 3
 
@@ -55,7 +58,27 @@ def extract_sheets(content: Content, context: Context) -> Documents:
         if content.head(len(_ZIP)) == _ZIP:
             with safe_zip(content, context) as archive:
                 refuse_encryption(archive)
+        elif _is_locked(file):
+            raise ExtractionError("encrypted", "it needs a password")
+        file.seek(0)
         yield from _documents(_by_calamine(file), {}, context)
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    """Returns whether one of the first records of an old workbook is FilePass ([MS-XLS] 2.4.117)."""
+    from olefile import OleFileIO
+
+    begin, at = b"", 0
+    # Whatever a malformed container makes olefile raise, the reader of the workbook says what is damaged.
+    with suppress(Exception):
+        opened = OleFileIO(file)
+        begin = opened.openstream("Workbook" if opened.exists("Workbook") else "Book").read(_BIFF_BYTES)
+    while len(begin) - at >= _BIFF_HEAD.size:
+        kind, size = _BIFF_HEAD.unpack_from(begin, at)
+        if kind == _FILE_PASS:
+            return True
+        at += _BIFF_HEAD.size + size
+    return False
 
 
 def _documents(sheets: Iterable[_Sheet | Refused], facts: dict[str, str], context: Context) -> Documents:
@@ -161,7 +184,7 @@ def _text(value: Any) -> str:
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(sep=" ")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    return " ".join(str(value).split())
+    return " ".join(unescaped(str(value)).split())
 
 
 def _count(archive: zipfile.ZipFile, name: str) -> int:

@@ -18,6 +18,7 @@ from sheepop.data.extract.office_parts import (
     integer,
     local_name,
     presentation,
+    unescaped,
     with_notes,
 )
 from sheepop.data.extract.word import count, numeral
@@ -174,7 +175,7 @@ def _text(paragraph: Element) -> str:
 def _piece(element: Element) -> str:
     name = local_name(element)
     if name in ("r", "fld"):
-        return "".join(text.text or "" for text in element.findall(f"{_A}t"))
+        return "".join(unescaped(text.text or "") for text in element.findall(f"{_A}t"))
     if name == "br":
         return "\n"
     if name == "AlternateContent":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections import Counter
@@ -10,10 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Literal
 
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
-from sheepop.data.extract.rows import Row, row_documents
+from sheepop.data.extract.config import ExtractConfig
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
+from sheepop.data.extract.rows import SAMPLE_ROWS, Row, is_table, row_documents
 from sheepop.data.extract.template import TEXT_FIELDS, RecordFormat, longest_record
-from sheepop.data.extract.text import Lines
+from sheepop.data.extract.text import Lines, ends_lines_with_lf
 
 _SAMPLE_LINES = 2000
 _SAMPLE_CHARACTERS = 2**17
@@ -63,44 +65,94 @@ def extract_csv(content: Content, context: Context) -> Documents:
     begins a new row.
     """
     # The standard limit is 128 KiB a cell; rows are bounded below.
-    csv.field_size_limit(2**31 - 1)
+    config, span = context.config, content.span
+    is_later = span is not None and span.number > 0
+    lines = Lines(content.whole() if is_later else content, longest_record(config))
+    table = _Table(lines, content.suffix, config)
+    every, sample = table.numbered(), None
+    if span is not None and is_later:
+        sample = list(islice(every, SAMPLE_ROWS))
+        lines = Lines(content, longest_record(config))
+        every = table.numbered(_Rows(iter(lines), table.rows.dialect, longest_record(config)), span.before)
+    rows = row_documents(config, table.names, every, delimiter=table.delimiter, sample=sample, is_whole=span is None)
+    for item in rows if is_later else chain(table.above, rows):
+        if lines.encoding != "utf_8" and isinstance(item, Extracted):
+            item = replace(item, metadata={"encoding": lines.encoding})
+        yield item
+
+
+def cut_csv(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of whole rows; see `Cutter`. None for a table that is one document."""
     config = context.config
-    lines = Lines(content, longest_record(config))
-    sample = _sample(lines)
-    named = _SEPARATOR_LINE.fullmatch(sample[0]) if sample else None
-    if named:
-        dialect, width = _shape(sample[1:], [named[1]])
-    else:
-        is_tabbed = content.suffix in (".tsv", ".tab") and any("\t" in line for line in sample)
-        dialect, width = _shape(sample, ["\t"] if is_tabbed else _delimiters(sample))
-    rows = _Rows(islice(lines, 1 if named else 0, None), dialect, longest_record(config))
-    metadata = {} if lines.encoding == "utf_8" else {"encoding": lines.encoding}
-    for item in _documents(rows, width, context):
-        yield replace(item, metadata=metadata) if metadata and isinstance(item, Extracted) else item
+
+    def opened() -> _Table:
+        return _Table(Lines(content, longest_record(config)), content.suffix, config)
+
+    table, head = opened(), content.head(2**18)
+    if not ends_lines_with_lf(head) or (
+        content.size <= config.max_document_bytes and is_table(config, table.names, table.numbered(), table.delimiter)
+    ):
+        return
+    table, begin = opened(), len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8)
+    number = before = lines = passed = 0
+    with content.section() as file:
+        file.seek(begin)
+        at = begin
+        for row, _ in enumerate(table.numbered(), 1):
+            if (last := table.rows.last_line) is None:
+                continue
+            at += sum(len(file.readline()) for _ in range(last - passed))
+            passed = last
+            if at - begin >= part_bytes:
+                yield Span(number, begin, at, before, at - begin, lines=lines)
+                number, begin, before, lines = number + 1, at, row, passed
+    if begin < content.size:
+        yield Span(number, begin, content.size, before, content.size - begin, lines=lines)
 
 
-def _documents(rows: _Rows, width: int, context: Context) -> Documents:
-    """Yields the lines above the first row of `width` cells as titles, and the documents of the rows from there on."""
-    has_names = bool(RecordFormat.of(context.config).names)
-    for first in rows:
-        if isinstance(first, Refused):
-            yield first
-        elif len(first) == width:
-            break
-        elif (title := " ".join(filter(None, map(str.strip, first)))) and not has_names:
-            yield Extracted(title, place=rows.place)
+class _Table:
+    """The rows of a file below its titles, and the names of their columns; detects the dialect from the first lines."""
+
+    def __init__(self, lines: Lines, suffix: str, config: ExtractConfig) -> None:
+        # The standard limit is 128 KiB a cell; rows are bounded below.
+        csv.field_size_limit(2**31 - 1)
+        sample = _sample(lines)
+        named = _SEPARATOR_LINE.fullmatch(sample[0]) if sample else None
+        if named:
+            dialect, width = _shape(sample[1:], [named[1]])
         else:
-            detail = "it is above the table, whose rows have a different number of columns"
-            yield Refused(rows.place, "invalid", detail)
-    else:
+            is_tabbed = suffix in (".tsv", ".tab") and any("\t" in line for line in sample)
+            dialect, width = _shape(sample, ["\t"] if is_tabbed else _delimiters(sample))
+        self.delimiter = dialect.delimiter + (" " if dialect.skips_space else "")
+        self.rows = _Rows(islice(lines, 1 if named else 0, None), dialect, longest_record(config))
+        self.above: list[Extracted | Refused] = []
+        has_names = bool(RecordFormat.of(config).names)
+        self._first = self._below_titles(width, has_names)
+        self.names = [name.strip() for name in self._first]
+        self._has_header = has_names or _is_header(self.names)
+        if not self._has_header:
+            self.names = [f"column {number}" for number in range(1, width + 1)] if width > 1 else []
+
+    def _below_titles(self, width: int, has_names: bool) -> list[str]:
+        """Returns the first row of `width` cells; the lines above it are titles."""
+        for first in self.rows:
+            if isinstance(first, Refused):
+                self.above.append(first)
+            elif len(first) == width:
+                return first
+            elif (title := " ".join(filter(None, map(str.strip, first)))) and not has_names:
+                self.above.append(Extracted(title, place=self.rows.place))
+            else:
+                detail = "it is above the table, whose rows have a different number of columns"
+                self.above.append(Refused(self.rows.place, "invalid", detail))
         raise ExtractionError("empty", "it has no rows")
-    names = [name.strip() for name in first]
-    every: Iterable[list[str] | Refused] = rows
-    if not has_names and not _is_header(names):
-        every = chain([first], rows)
-        names = [f"column {number}" for number in range(1, width + 1)] if width > 1 else []
-    delimiter = rows.dialect.delimiter + (" " if rows.dialect.skips_space else "")
-    yield from row_documents(context.config, names, _numbered(every, len(names)), delimiter=delimiter)
+
+    def numbered(self, rows: _Rows | None = None, before: int = 0) -> Iterator[Row | Refused]:
+        """Yields the rows, or other `rows` after the first `before`, with their numbers."""
+        every: Iterable[list[str] | Refused] = rows or self.rows
+        if not self._has_header and rows is None:
+            every = chain([self._first], every)
+        return _numbered(every, len(self.names), before)
 
 
 def _sample(lines: Lines) -> list[str]:
@@ -211,6 +263,11 @@ class _Rows:
                 raise csv.Error(f"a quote is not closed within {self._max:,} characters")
 
     @property
+    def last_line(self) -> int | None:
+        """The number of the last line that was read, or None if lines are to be read again."""
+        return self._row[-1][0] if self._row and not self._again else None
+
+    @property
     def place(self) -> str:
         """The line numbers of the current row, as text."""
         first, last = self._row[0][0], self._row[-1][0]
@@ -226,8 +283,8 @@ class _Rows:
             del self._row[1:]
 
 
-def _numbered(rows: Iterable[list[str] | Refused], num_columns: int) -> Iterator[Row | Refused]:
-    for number, row in enumerate(rows, 1):
+def _numbered(rows: Iterable[list[str] | Refused], num_columns: int, before: int) -> Iterator[Row | Refused]:
+    for number, row in enumerate(rows, before + 1):
         if isinstance(row, Refused):
             yield Refused(f"row {number}", row.reason, f"{row.detail} ({row.place})")
             continue

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO, cast
 
-from sheepop.data.decoding import decode, find_encoding, utf8_blocks, wide_encoding
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused
+from sheepop.data.decoding import decode, find_damage, find_encoding, left_out, utf8_blocks, wide_encoding, without
+from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
 from sheepop.data.extract.unpacking import buffered
 
 _BLOCK, _SKIPPED = 2**18, 2**16
@@ -23,23 +23,89 @@ def extract_text(content: Content, context: Context) -> Documents:
     The encoding is in the metadata. A run without white space that is over the limit is refused alone.
     Raises `ExtractionError`: ``binary`` or ``undecodable``.
     """
-    limit = context.config.max_document_bytes
+    limit, span = context.config.max_document_bytes, content.span
+    if span is not None:
+        with content.section() as section:
+            text = section.read().decode("utf-8")
+        yield Extracted(text, place=f"piece {span.before + 1}", metadata={"encoding": "utf_8"})
+        return
     if content.size <= limit:
         with content.open() as file:
             data = file.read(limit + 1)
         if len(data) <= limit:
-            decoded = decode(data, content.name)
+            damage: list[int] = []
+            decoded = decode(data, content.name, damage)
             yield Extracted(decoded.text, metadata={"encoding": decoded.encoding})
+            yield from left_out(damage)
             return
     number = 0
     with content.open() as file:
-        encoding, mark_length = find_encoding(file, content.name)
-        for piece in _pieces(utf8_blocks(file, encoding, mark_length), limit):
+        if damage := find_damage(file):
+            encoding, blocks = "utf_8", _without_damage(file, damage)
+        else:
+            encoding, mark_length = find_encoding(file, content.name)
+            blocks = utf8_blocks(file, encoding, mark_length)
+        for piece in _pieces(blocks, limit):
             if isinstance(piece, Refused):
                 yield piece
             else:
                 number += 1
                 yield Extracted(piece, place=f"piece {number}", metadata={"encoding": encoding})
+    yield from left_out(damage)
+
+
+def _without_damage(file: BinaryIO, damage: list[int]) -> Iterator[bytes]:
+    begin = 0
+    file.seek(0)
+    while block := file.read(_BLOCK):
+        inside = [offset for offset in damage if begin <= offset < begin + len(block)]
+        plain = without(block, inside, begin)
+        yield plain.removeprefix(codecs.BOM_UTF8) if begin == 0 else plain
+        begin += len(block)
+
+
+def cut_text(content: Content, context: Context, part_bytes: int) -> Iterator[Span]:
+    """Yields the pieces that `extract_text` would make of a long text in UTF-8; see `Cutter`."""
+    limit, found = context.config.max_document_bytes, list[Span]()
+    if content.size <= limit:
+        return
+    with content.open() as file:
+        if find_damage(file):
+            return
+        encoding, begin = find_encoding(file, content.name)
+        file.seek(begin)
+        waiting = file.read(limit + 1) if encoding == "utf_8" else b""
+        while waiting:
+            length = cut_point(waiting, limit) if len(waiting) > limit else len(waiting)
+            if not length:  # a run without white space, which is refused with its line
+                return
+            found.append(Span(len(found), begin, begin + length, len(found), length))
+            begin += length
+            waiting = waiting[length:] + file.read(length)
+    yield from found
+
+
+def cut_lines(content: Content, part_bytes: int) -> Iterator[Span]:
+    """Yields spans of whole lines, of about `part_bytes`; none if lines do not end with the byte LF."""
+    with content.open() as file:
+        head = file.read(_BLOCK)
+        if not ends_lines_with_lf(head):
+            return
+        begin, lines, number = len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8), 0, 0
+        file.seek(begin)
+        while block := file.read(min(part_bytes, _BLOCK)):
+            end, ends = begin + len(block), block.count(b"\n")
+            while block and (end - begin < part_bytes or not block.endswith(b"\n")):
+                left = part_bytes - (end - begin)
+                block = file.read(min(left, _BLOCK)) if left > 0 else file.readline(_SKIPPED)
+                end, ends = end + len(block), ends + block.count(b"\n")
+            yield Span(number, begin, end, lines, end - begin, lines=lines)
+            number, begin, lines = number + 1, end, lines + ends
+
+
+def ends_lines_with_lf(head: bytes) -> bool:
+    """Returns whether a file that begins so can be cut after each byte LF."""
+    return not wide_encoding(head) and (b"\n" in head or b"\r" not in head)
 
 
 def _pieces(blocks: Iterator[bytes], limit: int) -> Iterator[str | Refused]:
@@ -144,8 +210,9 @@ class Lines:
         self._is_settled = False
 
     def __iter__(self) -> Iterator[tuple[int, str | ExtractionError]]:
+        span = self._content.span
         with open_utf8(self._content) as file:
-            for number, line in enumerate(byte_lines(file, self._max_bytes), 1):
+            for number, line in enumerate(byte_lines(file, self._max_bytes), 1 + (span.lines if span else 0)):
                 if line is None:
                     yield number, ExtractionError("oversized", f"the line is over {self._max_bytes:,} bytes")
                     continue
@@ -156,7 +223,7 @@ class Lines:
 
     def _decoded(self, line: bytes) -> str | ExtractionError:
         if not self._is_settled:
-            self.encoding, self._is_settled = _encoding_of_lines(self._content), True
+            self.encoding, self._is_settled = _encoding_of_lines(self._content.whole()), True
         try:
             return line.decode(self.encoding)
         except UnicodeDecodeError as error:
@@ -195,6 +262,8 @@ def byte_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
 
 def open_utf8(content: Content) -> io.BufferedReader:
     """Opens `content` as UTF-8 without byte order mark, lone CR as LF; reading raises `ExtractionError` if invalid."""
+    if content.span is not None:
+        return content.section(_BLOCK)
     file = content.open()
     head = file.read(_BLOCK)
     if wide := wide_encoding(head):

@@ -1,6 +1,6 @@
 """Turns Word documents (docx) into Markdown: headings, numbered lists, tables and notes in the order of the text.
 
-Headers, footers, comments and tracked deletions are left out.
+Headers, footers, comments, tracked deletions, hidden text and readings above characters (ruby) are left out.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from sheepop.data.extract.archive import office_package
 from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError
 from sheepop.data.extract.markdown import heading, item, join, one_line, table
 from sheepop.data.extract.office_parts import Blocks, Element, OfficeParts, document, formula, integer, local_name
+from sheepop.data.extract.symbol_fonts import SYMBOL_FONTS, in_symbol_font
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _RELATIONSHIP = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 _WRAPPERS = frozenset({"sdt", "sdtContent", "customXml", "ins", "moveTo", "smartTag"})
 _LEFT_OUT = frozenset(
     {"pPr", "rPr", "sdtPr", "sdtEndPr", "customXmlPr", "smartTagPr", "del", "moveFrom", "delText", "instrText"}
-    | {"delInstrText", "rubyPr", "fldChar", "ffData"}
+    | {"delInstrText", "rubyPr", "rt", "fldChar", "ffData"}
 )
 _BREAKS_OF_PAGES = frozenset({"page", "column"})
 _MARKS = {"tab": "\t", "ptab": "\t", "cr": "\n", "noBreakHyphen": "-", "softHyphen": ""}
@@ -36,19 +37,27 @@ _BODY_TEXT_LEVEL = 9
 LONGEST_CHAIN = 20
 _LEVELS = 9
 _PLACE = re.compile(r"%([1-9])")
+_CODE = re.compile(r"[0-9A-Fa-f]{1,4}")
+_IS_SYMBOL = re.compile("[\uf020-\uf0ff]")
+# A longer table inside another is the content of a frame.
+_LONGEST_INNER_TABLE = 300
 _LARGEST = 10_000
 _ROMAN = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX"}
 _ROMAN |= {5: "V", 4: "IV", 1: "I"}
 
 
 def extract_docx(content: Content, context: Context) -> Documents:
-    """Yields one document of prose with the facts that `OfficeParts.properties` finds, and the embedded documents."""
+    """Yields one document of prose with the facts that `OfficeParts.properties` finds, and the embedded documents.
+
+    ``hidden_characters`` counts the characters of hidden text, ``unknown_characters`` symbols without a meaning.
+    """
     with office_package(content, context) as archive:
         parts = OfficeParts(archive)
         walk = _Walk(parts)
         text = join(walk.everything())
         if text or not walk.embedded:
-            yield document(text, parts.properties())
+            counts = {"hidden_characters": walk.hidden, "unknown_characters": walk.unknown}
+            yield document(text, parts.properties() | {name: str(count) for name, count in counts.items() if count})
         for number, name in enumerate(walk.embedded, 1):
             yield from context.inner(Content(name, data=parts.bytes(name)), f"embedded document {number}")
 
@@ -99,6 +108,13 @@ class Styles:
                 if number is not None:
                     return number, level if element is not paragraph or level is not None else 0
         return "", level
+
+    def hides(self, run: Element, paragraph: Element | None) -> bool:
+        """Returns whether a run is hidden text, by itself or by its own or the paragraph's style."""
+        styles = self._chain(value(run, "rPr/rStyle") or "")
+        styles += [] if paragraph is None else self._chain(self._identifier(paragraph))
+        stated = (value(element, "rPr/vanish") for element in (run, *styles))
+        return next((state not in ("0", "false", "off") for state in stated if state is not None), False)
 
     def _identifier(self, paragraph: Element) -> str:
         style = value(paragraph, "pPr/pStyle")
@@ -231,6 +247,8 @@ class _Walk:
         self._notes: list[tuple[str, str]] = []
         self._note_numbers: dict[tuple[str, str], int] = {}
         self.embedded: list[str] = []
+        self.hidden = self.unknown = 0
+        self._paragraph: Element | None = None
 
     def everything(self) -> Blocks:
         """Returns the blocks of the main part, and the notes to which it refers."""
@@ -257,7 +275,9 @@ class _Walk:
     def _block(self, element: Element) -> Blocks:
         name = local_name(element)
         if name == "p":
+            around, self._paragraph = self._paragraph, element
             text = self._inline(element)
+            self._paragraph = around
             boxes, self._boxes = self._boxes, []
             return [self._written(element, text), *(block for box in boxes for block in self._blocks(box))]
         if name == "tbl":
@@ -285,7 +305,9 @@ class _Walk:
     def _table(self, element: Element) -> Blocks:
         rows = [row for row in _children(element, "tr") if row.find(f"{W}trPr/{W}del") is None]
         cells = [list(_children(row, "tc")) for row in rows]
-        if max(map(len, cells), default=0) < 2 or element.find(f".//{W}tbl") is not None:
+        inner = ["".join(nested.itertext()) for nested in element.iterfind(f".//{W}tbl")]
+        is_frame = any(len(text) > _LONGEST_INNER_TABLE for text in inner) or (len(rows) == 1 and inner)
+        if is_frame or max(map(len, cells), default=0) < 2:
             # A frame around text, not rows and columns.
             return [block for row in cells for cell in row for block in self._blocks(cell)]
         grid = [[text for cell in row for text in self._cell(cell)] for row in cells]
@@ -294,7 +316,9 @@ class _Walk:
 
     def _cell(self, cell: Element) -> list[str]:
         """Returns the text of a cell, and empty texts for the further columns that it covers."""
-        text = one_line(self._blocks(cell))
+        # The rows of a table in a cell are separated by semicolons, like a list in a sentence.
+        blocks = [(kind, _in_line(text) if kind == "table" else text) for kind, text in self._blocks(cell)]
+        text = one_line(blocks)
         continues = value(cell, "tcPr/vMerge") not in (None, "restart")
         return ["" if continues else text, *[""] * (integer(value(cell, "tcPr/gridSpan"), 1, _MOST_COLUMNS) - 1)]
 
@@ -306,7 +330,13 @@ class _Walk:
         if name in _LEFT_OUT:
             return ""
         if name == "t":
-            return element.text or ""
+            return self._text(element.text or "", _font(element.getparent()))
+        if name == "sym":
+            code = element.get(f"{W}char") or ""
+            return self._text(chr(int(code, 16)) if _CODE.fullmatch(code) else "", element.get(f"{W}font") or "")
+        if name == "r" and self._styles.hides(element, self._paragraph):
+            self.hidden += len("".join(element.itertext(f"{W}t")))
+            return ""
         if name in _MARKS:
             return _MARKS[name]
         if name == "br":
@@ -323,8 +353,27 @@ class _Walk:
         if name in ("drawing", "pict", "object"):
             self._boxes += element.iterdescendants(f"{W}txbxContent")
             return ""
-        text = self._inline(element)
-        return f"({text})" if name == "rt" else text
+        return self._inline(element)
+
+    def _text(self, text: str, font: str) -> str:
+        """Returns a text with the characters that a symbol font shows for its codes."""
+        if not _IS_SYMBOL.search(text) and font.lower() not in SYMBOL_FONTS:
+            return text
+        text, unknown = in_symbol_font(text, font)
+        self.unknown += unknown
+        return text
+
+
+def _font(run: Element) -> str:
+    fonts = run.find(_path("rPr/rFonts"))
+    return "" if fonts is None else fonts.get(f"{W}ascii") or fonts.get(f"{W}hAnsi") or ""
+
+
+def _in_line(written: str) -> str:
+    """Returns a Markdown table as one line."""
+    rows = [line.strip("| ").split(" | ") for line in written.splitlines()]
+    rows = [row for row in rows if set("".join(row)) - set("- |")]
+    return "; ".join(" ".join(filter(None, (cell.strip() for cell in row))) for row in rows)
 
 
 def _chosen(alternatives: Element) -> Element:

@@ -20,6 +20,7 @@ from sheepop.data.extract.html import extract_html
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError
 from sheepop.data.extract.languages import words
 from sheepop.data.extract.markdown import fenced
+from sheepop.data.extract.opendocument import extract_flat_odt
 from sheepop.data.extract.page import SAFE, parse_page
 from sheepop.data.extract.page_blocks import page_blocks, page_text
 
@@ -33,10 +34,20 @@ _BLOCKS = _PARAGRAPHS | words(
     " itemizedlist l lg list listitem list-item note ol orderedlist quote-block row sec section sect1 sect2 sect3 table"
     " tbody tgroup thead tr ul variablelist varlistentry warning"
 )
-_DOCUMENTS = words("article book chapter dita feed fictionbook refentry rss tei tei.2 teicorpus")
+_DOCUMENTS = words("article book chapter dita feed fictionbook opml refentry rss tei tei.2 teicorpus worddocument")
+# Encoded files, codes of fields, and what programs note about a document, by the names of their parents ("": any).
+_NO_TEXT = {
+    "": words("binary bindata binary-data binarydata instrtext deltext documentproperties docpr docsuppdata"),
+    "fictionbook": words("description stylesheet"),
+    "head": words(
+        "datecreated datemodified expansionstate ownerid docs vertscrollstate windowtop windowleft windowbottom"
+        " windowright"
+    ),
+}
 _VERBATIM = words("code-block literallayout pre preformat programlisting screen synopsis")
 _ESCAPED_HTML = words("content description encoded summary")
 _TAG = re.compile(r"(?i)<(?:p|br|a|div|img|ul|ol|li|b|i|em|strong|span|h[1-6]|table|pre|code|blockquote)\b[^>]*>")
+_FLAT_ODT = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}document"
 _XHTML = "{http://www.w3.org/1999/xhtml}html"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _SNIFFED_BYTES = 2**16
@@ -57,6 +68,9 @@ def extract_xml(content: Content, context: Context) -> Documents:
         raise ExtractionError("empty", "the file has no elements")
     if root == _XHTML:
         yield from extract_html(content, context)
+        return
+    if root == _FLAT_ODT:
+        yield from extract_flat_odt(content, context)
         return
     limit = context.config.max_document_bytes
     number = 0
@@ -173,8 +187,22 @@ class _Flow:
         has_text = is_paragraph or (around.has_text and name not in _BLOCKS)
         # A formula in MathML that is also given in TeX.
         skipped = around.skipped or (around.name == "alternatives" and name == "math")
+        skipped = skipped or name in _NO_TEXT[""] or name in _NO_TEXT.get(around.name, ())
+        if name == "outline" and not skipped:
+            self._outline(element)
         is_prose = around.is_prose or is_paragraph
         self.open.append(_Open(element, name, verbatim, has_text, skipped, is_prose, len(self._line)))
+
+    def _outline(self, element: etree._Element) -> None:
+        """Adds an entry of an outline, whose text is in its attributes (OPML 2.0)."""
+        self.flush()
+        depth = sum(level.name == "outline" for level in self.open)
+        for at, attribute in enumerate(("text", "_note")):
+            text = " ".join((element.get(attribute) or "").split())
+            if text:
+                self._in_prose = True
+                self.done.append(Paragraph(f"{'  ' * depth}{'  ' if at else '- '}{text}", True, gap=False))
+        self._in_prose = False
 
     def text(self, text: str) -> None:
         current = self.open[-1]

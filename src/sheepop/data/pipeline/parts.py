@@ -133,13 +133,14 @@ def write_removals(directory: Path, removals: Iterable[Removal]) -> None:
 def added_accounts(directories: Iterable[Path]) -> dict[str, Any]:
     """The sum of several parts' accounts, with the samples of all; raises `DataError` for a damaged account."""
     total: dict[str, Any] = {}
-    samples = Samples()
+    kept = {name: Samples() for name in ("samples", "little")}
     for directory in directories:
         account = read_json(directory / ACCOUNT, DataError)
-        for sample in account.pop("samples", ()):
-            samples.offer(sample.pop("key"), sample)
+        for name, samples in kept.items():
+            for sample in account.pop(name, ()):
+                samples.offer(sample.pop("key"), sample)
         _add(total, account)
-    return {**total, "samples": samples.as_record()}
+    return {**total, **{name: samples.as_record() for name, samples in kept.items()}}
 
 
 def _add(total: dict[str, Any], account: dict[str, Any]) -> None:

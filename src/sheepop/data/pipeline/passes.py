@@ -7,9 +7,9 @@ before it: that pass writes signatures, the decision lists the documents to remo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,8 +35,8 @@ from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import find_duplicates
 from sheepop.data.duplicates.signatures import PartSignatures, SignatureWriter
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.extraction import LIMITS, Extraction
-from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
+from sheepop.data.extract.extraction import CHANGED, LIMITS, Extraction
+from sheepop.data.extract.interface import Extracted, ExtractionError, Refused, Span
 from sheepop.data.manifest import read_manifest
 from sheepop.data.mixing import Mixture
 from sheepop.data.pipeline.engine import Engine, run_pass
@@ -54,14 +54,15 @@ from sheepop.data.pipeline.workplace import Inventory, Query
 from sheepop.data.shards import FILE_PREFIX
 
 _SCRATCH = "scratch"
-_GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
+GLOBAL_STAGES = ("exact_duplicates", "near_duplicates")
+"""The stages that compare all documents."""
 
 
 def split_into_passes(stages: Sequence[str]) -> list[tuple[list[str], list[str]]]:
     """Groups stages into passes: stages that judge single documents, then the global stages that follow them."""
     passes: list[tuple[list[str], list[str]]] = [([], [])]
     for name in stages:
-        is_global = name in _GLOBAL_STAGES
+        is_global = name in GLOBAL_STAGES
         if passes[-1][1] and not is_global:
             passes.append(([], []))
         passes[-1][is_global].append(name)
@@ -100,18 +101,20 @@ class CleanPart:
         account.begin(staging)
         with closing(account):
             documents: Iterator[Draft]
-            if self.earlier is None:
-                documents = self._read(rank, account)
-            else:
-                documents = (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(account))
-            for stage in local_stages(clean, self.local, account, self.seed):
-                documents = stage.run(documents)
-            finished, mixture = (draft.finished() for draft in documents), Mixture(self.config.mix)
-            near = clean.near_duplicates if "near_duplicates" in self.decided else None
-            write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
+            # An interrupt anywhere closes the reader at once, before its temporary files are removed.
+            with closing(self._read(rank, account)) as read:
+                documents = read
+                for stage in local_stages(clean, self.local, account, self.seed):
+                    documents = stage.run(documents)
+                finished, mixture = (draft.finished() for draft in documents), Mixture(self.config.mix)
+                near = clean.near_duplicates if "near_duplicates" in self.decided else None
+                write_part(staging, finished, mixture, sign=bool(self.decided), near=near)
         write_json(staging / ACCOUNT, account.as_record())
 
-    def _read(self, rank: int, account: Account) -> Iterator[Draft]:
+    def _read(self, rank: int, account: Account) -> Generator[Draft]:
+        if self.earlier is not None:
+            yield from (stored.document().draft() for stored in FinishedPart(self.earlier, rank).kept(account))
+            return
         for entry in self.inventory.entries(rank):
             items = _items(entry, self.inventory.directory / _SCRATCH, self.config.extract, self.query)
             yield from _documents(entry, items, self.config, account)
@@ -189,8 +192,14 @@ def sign_file(file: Path, target: Path, near: NearDuplicatesConfig | None) -> Pa
 def _documents(
     entry: Entry, items: Iterator[Extracted | Refused], config: DataConfig, account: Account
 ) -> Iterator[Draft]:
-    """Yields the documents of an input, in order; records in `account` what could not be used."""
-    source, part, encoding = account.source, 0, ""
+    """Yields the documents of an input, in order; records in `account` what could not be used.
+
+    A file that is read in spans counts as read with its first one; a span without documents is a part of it that could
+    not be used.
+    """
+    source, span, encoding = account.source, entry.span, ""
+    first_part = part = span.before if span else 0
+    bytes_before = source.num_bytes
     source.input_bytes += entry.size
     about_file: list[Refused] = []
     for item in items:
@@ -212,14 +221,20 @@ def _documents(
                 source.kinds[item.kind] += 1
                 yield _draft(text, part, item, entry)
             part += 1
-    if part:
-        source.read += 1
-        source.encodings.update([encoding] if encoding else [])
+    if span is not None:
+        about_file = [replace(item, place=f"{span.place} of the file") for item in about_file]
+        first_part -= 1
+    if part > first_part:
+        is_first = span is None or span.number == 0
+        source.read += is_first
+        source.encodings.update([encoding] if encoding and is_first else [])
     else:  # the file gives no document at all
         first, *about_file = about_file or [Refused("", "empty", "there is no text in it")]
         _note(account, source.skipped, entry, first)
     for item in about_file:
         _note(account, source.refused, entry, item)
+    text_bytes = source.num_bytes - bytes_before
+    account.file(entry.source, entry.size, text_bytes, is_first=span is None or span.number == 0)
 
 
 def _note(account: Account, reasons: Counter[str], entry: Entry, item: Refused) -> None:
@@ -231,17 +246,32 @@ def _note(account: Account, reasons: Counter[str], entry: Entry, item: Refused) 
     account.quarantine({**record, "place": place} if place else record)
 
 
-def _items(entry: Entry, scratch: Path, config: ExtractConfig, query: Query | None) -> Iterator[Extracted | Refused]:
-    if entry.type == "query":
-        assert query is not None
-        return _rows(query, config)
+def spans_of(workplace: Path, config: ExtractConfig, entry: Entry, part_bytes: int) -> list[Span]:
+    """Returns the spans of a large input, see `sheepop.data.pipeline.workplace.Cut`."""
+    if entry.type != "file":
+        return []
+    return _extraction(workplace / _SCRATCH, config).spans(Path(entry.path), entry.source, part_bytes)
+
+
+def _extraction(scratch: Path, config: ExtractConfig) -> Extraction:
+    """Returns the reader of this process, which starts one child for all files with the same settings."""
     if (extraction := _extractions.get((config, scratch))) is None:
         close_extraction()
         scratch.mkdir(exist_ok=True)
         extraction = _extractions[config, scratch] = Extraction(config, scratch)
+    return extraction
+
+
+def _items(entry: Entry, scratch: Path, config: ExtractConfig, query: Query | None) -> Iterator[Extracted | Refused]:
+    if entry.type == "query":
+        assert query is not None
+        return _rows(query, config)
+    extraction, path = _extraction(scratch, config), Path(entry.path)
     if entry.type == "git":
-        return extraction.blob(Path(entry.path), entry.revision, entry.source)
-    return extraction.documents(Path(entry.path), entry.source)
+        return extraction.blob(path, entry.revision, entry.source)
+    if entry.span is not None and path.stat().st_mtime_ns != entry.modified_ns:
+        return iter([Refused("", *CHANGED)])
+    return extraction.documents(path, entry.source, entry.span)
 
 
 def _rows(query: Query, config: ExtractConfig) -> Iterator[Extracted | Refused]:

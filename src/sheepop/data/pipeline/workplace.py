@@ -11,20 +11,22 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError
+from sheepop.core.facts import counted
 from sheepop.core.files import atomic_file, read_json, remove_tree, storage_errors, write_json
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import Entry, Skipped, discover
 from sheepop.data.extract.git import GIT_PREFIX, repository_entries
-from sheepop.report.formatting import data_size, duration
+from sheepop.data.extract.interface import Span
+from sheepop.report.formatting import data_size
 
 DISCOVERED = "discovered.jsonl"
 _INVENTORY, _PLAN, _LOCK, _SECONDS = "inventory.jsonl", "plan.json", "lock", "seconds.json"
@@ -32,6 +34,8 @@ _EACH_SECONDS = 1.0
 _MOST_PARTS = 256
 # Seconds of work in a part: enough to be worth a task, and few enough that a kill does not lose much.
 _SHORTEST_PART, _LONGEST_PART = 0.8, 100.0
+# A file that is shorter than so many parts is read as a whole.
+_LEAST_SPANS = 2
 _MOST_FILES = 2000
 # Megabytes of file that one process handles per second, from reading to tokens (bench/data_speed.py).
 _SPEEDS = {
@@ -48,6 +52,10 @@ _ROOM = 2.5
 _SHOWN_FROM_BYTES = 10**8
 
 
+Cut = Callable[[Entry, int], list[Span]]
+"""Returns the spans of about so many bytes in which a file is to be read; none to read it as a whole."""
+
+
 @dataclass(frozen=True)
 class Query:
     """A database query, and the database address, which may contain a password and is never shown."""
@@ -58,12 +66,16 @@ class Query:
 
 @dataclass(slots=True)
 class InputPart:
-    """Consecutive lines of the inventory: their offset in the file, their number, bytes and estimated seconds."""
+    """Consecutive lines of the inventory: their offset in the file, their number, bytes and estimated seconds.
+
+    With a `span`, it is that part of the file on the one line.
+    """
 
     offset: int
     entries: int = 0
     size: int = 0
     seconds: float = 0.0
+    span: Span | None = None
 
 
 @dataclass
@@ -89,8 +101,13 @@ class Inventory:
         with (self.directory / _INVENTORY).open("rb") as file:
             file.seek(part.offset)
             for _ in range(part.entries):
-                record = json.loads(file.readline())
-                yield Entry(**{**record, "facts": tuple((k, v) for k, v in record["facts"])})
+                entry = _entry(file.readline())
+                yield entry if part.span is None else replace(entry, size=part.size, span=part.span)
+
+
+def _entry(line: bytes) -> Entry:
+    record = json.loads(line)
+    return Entry(**{**record, "facts": tuple((k, v) for k, v in record["facts"])})
 
 
 @contextmanager
@@ -121,7 +138,13 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
     """Yields every input in order: files except `leave_out`, repositories, query; `DataError` if one is missing."""
     plain = [path for path in config.paths if not path.startswith(GIT_PREFIX)]
     if plain:
-        yield from discover(plain, max_file_bytes=config.max_file_bytes, ignore=config.ignore, leave_out=leave_out)
+        yield from discover(
+            plain,
+            max_file_bytes=config.max_file_bytes,
+            ignore=config.ignore,
+            leave_out=leave_out,
+            follow_links=config.follow_links,
+        )
     for path in config.paths:
         if path.startswith(GIT_PREFIX):
             yield from repository_entries(path, max_file_bytes=config.max_file_bytes, ignore=config.ignore)
@@ -131,10 +154,13 @@ def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, 
         yield Entry("query", "", f"{source_label(query.url)}: {query.text}", 0)
 
 
-def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: Any) -> tuple[Inventory, bool]:
+def take_inventory(
+    workplace: Path, items: Iterable[Entry | Skipped], settings: Any, cut: Cut = lambda *_: []
+) -> tuple[Inventory, bool]:
     """Lists the inputs and cuts them into parts; returns them, and whether a stopped build of them can be resumed.
 
-    `settings` (JSON) is everything else that determines the result. Removes the files of another build.
+    `settings` (JSON) is everything else that determines the result; `cut` finds the spans of a large file. Removes the
+    files of another build.
     """
     inventory = Inventory(workplace)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8"))
@@ -160,7 +186,10 @@ def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: 
             speed = _SPEEDS.get(PurePath(item.source).suffix.lower(), _TEXT_SPEED)
             listed.append((InputPart(file.tell(), 1, item.size, item.size / 1e6 / speed), item.type == "query"))
             file.write(line)
-    inventory.fingerprint, inventory.parts = digest.hexdigest(), _joined(listed)
+    inventory.parts = _joined(list(_cut(listed, workplace / _INVENTORY, cut)), _longest_part(listed))
+    # How a file is cut depends on its content, and in hostile files on the limits of memory and time.
+    digest.update(repr([part.span for part in inventory.parts if part.span]).encode("utf-8", "backslashreplace"))
+    inventory.fingerprint = digest.hexdigest()
     is_here = fingerprint_in(workplace / _PLAN) == inventory.fingerprint
     if not is_here:
         clear(workplace, _INVENTORY, DISCOVERED)
@@ -168,15 +197,36 @@ def take_inventory(workplace: Path, items: Iterable[Entry | Skipped], settings: 
     return inventory, is_here
 
 
-def _joined(listed: list[tuple[InputPart, bool]]) -> list[InputPart]:
+def _longest_part(listed: list[tuple[InputPart, bool]]) -> float:
+    """The most seconds of a part of several inputs."""
+    return min(max(sum(each.seconds for each, _ in listed) / _MOST_PARTS, _SHORTEST_PART), _LONGEST_PART)
+
+
+def _cut(listed: list[tuple[InputPart, bool]], listing: Path, cut: Cut) -> Iterator[tuple[InputPart, bool]]:
+    """Yields the parts of one input each, and instead of a large file its spans, each alone."""
+    most = _longest_part(listed)
+    with listing.open("rb") as file:
+        for part, alone in listed:
+            spans: Sequence[Span] = ()
+            if part.seconds >= _LEAST_SPANS * most:
+                file.seek(part.offset)
+                spans = cut(_entry(file.readline()), int(part.size * most / part.seconds))
+            for span in spans:
+                seconds = part.seconds * span.size / max(1, part.size)
+                yield InputPart(part.offset, 1, span.size, seconds, span), True
+            if not spans:
+                yield part, alone
+
+
+def _joined(listed: list[tuple[InputPart, bool]], most: float) -> list[InputPart]:
     """Joins parts of one input each into the parts of the build; inputs marked as alone get their own."""
-    total = sum(each.seconds for each, _ in listed)
-    most = min(max(total / _MOST_PARTS, _SHORTEST_PART), _LONGEST_PART)
     parts: list[InputPart] = []
+    is_alone = False
     for each, alone in listed:
         last = parts[-1] if parts else None
-        if last is None or alone or last.seconds + each.seconds > most or last.entries == _MOST_FILES:
-            parts.append(last := InputPart(each.offset))
+        if last is None or alone or is_alone or last.seconds + each.seconds > most or last.entries == _MOST_FILES:
+            parts.append(last := InputPart(each.offset, span=each.span))
+        is_alone = alone
         last.entries += 1
         last.size += each.size
         last.seconds += each.seconds
@@ -191,15 +241,17 @@ def fingerprint_in(path: Path) -> str | None:
         return None
 
 
-def announce(inventory: Inventory, num_workers: int, console: Console) -> None:
-    """Prints what will be read, the estimated time and disk space; warns if the disk has too little."""
+def announce(inventory: Inventory, console: Console) -> None:
+    """Prints what will be read and the disk space that it takes; warns if the disk has too little.
+
+    How long it takes is not known before some of it is done: it depends on the machine and on what the files contain.
+    """
     room, free = int(inventory.num_bytes * _ROOM), shutil.disk_usage(inventory.directory).free
     if inventory.num_bytes >= _SHOWN_FROM_BYTES:
-        seconds = sum(part.seconds for part in inventory.parts) / max(1, num_workers)
+        files = counted(inventory.files - inventory.skipped.total(), "file")
         console.info(
-            f"{data_size(inventory.num_bytes)} in {sum(part.entries for part in inventory.parts):,} inputs: about "
-            f"{duration(seconds)} and {data_size(room)} of room, most of it until the build is done "
-            f"({data_size(free)} is free)."
+            f"{data_size(inventory.num_bytes)} in {files}, read in {counted(len(inventory.parts), 'part')}: about "
+            f"{data_size(room)} of room, most of it until the build is done ({data_size(free)} is free)."
         )
     if room > free:
         console.warn(
