@@ -104,6 +104,18 @@ def test_snippets_are_valid(page: Path):
         ast.parse(text)
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("from-*.md")), ids=lambda page: page.stem)
+def test_the_words_of_other_programs_stand_beside_keys_that_exist(page: Path):
+    """In the last column of the table and below it; the commands are checked with all others."""
+    known = {key.path for key in keys(SheepOpConfig)}
+    table, differs = page.read_text(encoding="utf-8").partition("\n## Words\n")[2].split("\n## What differs\n")
+    ours = "".join(row[-1] for row in _table(page, "Words")) + differs
+    named = re.findall(r"`((?:model|training|tuning|generation|data|evaluation|server)\.\w[\w.]*)", ours)
+    assert set(named) <= known
+    commands = [words for block in _fences(page, "bash") for words in _commands(block)]
+    assert len(commands) >= len(_fences(page, "text")) >= 5 and table
+
+
 def test_configuration_tables_are_made_from_the_fields():
     page = CONFIGURATION.read_text(encoding="utf-8")
     assert _with_tables(page) == page, "the fields have changed; write the tables anew: python docs/configuration.py"
