@@ -29,6 +29,11 @@ PACKAGES = {
             "dist/fonts/*.woff2": "katex/fonts/",
         },
     ),
+    # Lets the search run in pages that are opened from a disk.
+    "iframe-worker@1.0.4": (
+        "e8c5d12d87829c503afba01d67772ea9f4aba5b7ae57a0c98e1917711030efbb",
+        {"shim/index.js": "iframe-worker.js"},
+    ),
 }
 MADE = TARGET / ".made"
 

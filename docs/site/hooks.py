@@ -16,6 +16,7 @@ ASSETS = ROOT / "build" / "site-assets"  # made by docs/site/assets.py
 SOURCE = "source/{}.html"
 # A link out of docs/, after a label that may name a function or a test.
 _LINK = re.compile(r"(\[`[^`\]]*?(?:::([\w.]+))?`\]|\])\((\.\./[^)\s#]+)(?:#[^)\s]*)?\)")
+_PLAIN_LINK = re.compile(r"\[([\w-]+\.md)\](?=\(\1[)#])")
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -44,12 +45,20 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Turns links out of docs/ into links to those files on the site, and GitHub's formulas into plain ones."""
+    """Turns links out of docs/ into links to those files on the site, and GitHub's formulas into plain ones.
+
+    A link that is called like the file is called like the page.
+    """
     parts = _FENCE.split(markdown)
     for number in range(0, len(parts), 2):
         plain = re.sub(r"\$`([^`]+)`\$", r"$\1$", parts[number])
-        parts[number] = _LINK.sub(_to_source, plain)
+        parts[number] = _PLAIN_LINK.sub(_titled, _LINK.sub(_to_source, plain))
     return "".join(parts)
+
+
+def _titled(match: re.Match[str]) -> str:
+    with (ROOT / "docs" / match[1]).open(encoding="utf-8") as page:
+        return f"[{page.readline().removeprefix('# ').strip()}]"
 
 
 def _text(page: File) -> str:
@@ -58,7 +67,8 @@ def _text(page: File) -> str:
 
 def _to_source(match: re.Match[str]) -> str:
     name = (ROOT / "docs" / match[3]).resolve().relative_to(ROOT).as_posix()
-    return f"{match[1]}({SOURCE.format(name)}{f'#{match[2]}' if match[2] else ''})"
+    anchor = f"#{match[2]}" if match[2] and name.endswith(".py") else ""
+    return f"{match[1]}({SOURCE.format(name)}{anchor})"
 
 
 def _source_page(place: Path, name: str) -> str:

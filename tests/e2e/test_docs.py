@@ -58,6 +58,13 @@ def test_commands_are_understood(page: Path):
             _parse(words)
 
 
+def test_commands_in_the_table_of_the_readme_are_understood():
+    inline = re.findall(r"`(sheepop [^`]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(inline) > 10
+    for words in _commands("\n".join(inline)):
+        _parse(words)
+
+
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda recipe: recipe.stem)
 def test_commands_of_recipes_are_understood(recipe: Path):
     lines = re.findall(r"^#   (sheepop .*)$", recipe.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,12 @@ def test_models_of_0_1_write_what_they_wrote(files: Path, expected: dict[str, An
 
 @pytest.mark.parametrize(("name", "version"), [("run-first", 1), ("run-second", 2)])
 def test_runs_of_0_1_go_on_as_they_did(
-    files: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, version: int
+    files: Path, expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: int
 ):
     assert read_json(_model(files / name) / "state" / "state.json")["format_version"] == version
-    monkeypatch.chdir(files)
+    for part in (name, name.replace("run", "corpus")):
+        shutil.copytree(files / part, tmp_path / part)
+    monkeypatch.chdir(tmp_path)
     losses = expected["resumed"][name]
     done = in_process("train", "--resume", name, f"training.max_steps={len(losses)}", "--device", "cpu", "--quiet")
     assert done.code == 0, done.err
