@@ -21,8 +21,9 @@ _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{name}</title>
-<style>:root {{ color-scheme: light dark }} pre {{ font: 13px/1.45 ui-monospace, monospace }} :target {{ background: #0072b255 }}
-i {{ opacity: .45; font-style: normal; user-select: none }} body {{ font-family: system-ui, sans-serif }}</style>
+<style>:root {{ color-scheme: light dark }} pre {{ font: 13px/1.45 ui-monospace, monospace }}
+:target {{ background: #0072b255 }} i {{ opacity: .45; font-style: normal; user-select: none }}
+body {{ font-family: system-ui, sans-serif }}</style>
 <h1>{name}</h1>
 <pre>{lines}</pre>
 """
@@ -93,5 +94,7 @@ def _symbols(body: list[ast.stmt], prefix: str = "") -> dict[int, str]:
         if isinstance(node, ast.ClassDef):
             found |= _symbols(node.body, f"{prefix}{node.name}.")
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        found |= {node.lineno: prefix + target.id for target in targets if isinstance(target, ast.Name)}
+        for target in targets:
+            if isinstance(target, ast.Name):
+                found[node.lineno] = prefix + target.id
     return found

@@ -31,7 +31,7 @@ def main() -> None:
         subprocess.run([*tmux, "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), line], check=True)
         while not done.exists():
             time.sleep(0.5)
-        shown = subprocess.run([*tmux, "capture-pane", "-e", "-p", "-t", ":"], capture_output=True, text=True, check=True)
+        shown = subprocess.run([*tmux, "capture-pane", "-e", "-p"], capture_output=True, text=True, check=True)
         subprocess.run([*tmux, "kill-server"], check=True)
     draw(f"$ {command}\n{shown.stdout.rstrip()}")
 

@@ -1,4 +1,4 @@
-"""Every command of the README and of the first steps runs, in order, as a reader would type it; only budgets are small."""
+"""Every command of the README and of the first steps runs, in order, as typed; only budgets are made small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site of the documentation: built without a warning, complete in itself, every link leads somewhere, and it draws."""
+"""The site of the documentation: built without a warning, complete in itself, with links that lead somewhere."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_every_page_is_there(site: Path):
 
 
 def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path):
-    pages = [place for place in site.rglob("*.html") if place.name != "404.html"]  # whose links begin at a server's root
+    # The links of the page for missing pages begin at a server's root.
+    pages = [place for place in site.rglob("*.html") if place.name != "404.html"]
     count = 0
     for place in pages:
         for loads, link in read(place).links:

@@ -1,8 +1,9 @@
 """Files that SheepOp 0.1 wrote, in every version of every format, are read, and mean what they meant.
 
 ``files-0.1.tar.xz`` has what earlier states of the program wrote: the first one with versions (names that end in
-``first``), a later one (``second``), and the last one before 0.2 (``int4``). Pages and pictures are left out, also in the lists of
-checksums, and so are training states that no test needs. ``expected.json`` has what those programs computed from them.
+``first``), a later one (``second``), and the last one before 0.2 (``int4``). Pages and pictures are left out, also in
+the lists of checksums, and so are training states that no test needs. ``expected.json`` has what those programs
+computed from them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-httpx = pytest.importorskip("httpx")
 from prometheus_client.parser import text_string_to_metric_families
 
 from sheepop.checkpoint import save_model
@@ -24,6 +22,7 @@ from sheepop.serve.metrics import merged
 from ..command_line import Launcher
 from .conftest import WithTemplate, free_port, tiny_network, wait_for
 
+httpx = pytest.importorskip("httpx")
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -88,7 +87,7 @@ def test_the_dashboard_shows_every_metric_of_the_server_and_no_other(url: str):
 def test_the_files_beside_compose_fit_together():
     for service in COMPOSE["services"].values():
         for volume in service["volumes"]:
-            place, inside, *_ = volume.split(":")
+            place, *_ = volume.split(":")
             if place.startswith("./"):
                 assert (ROOT / place).is_file(), volume
             elif not place.startswith("${"):
