@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.text import Text
 
 TARGET = Path(__file__).parents[1] / "images" / "terminal.svg"
-COLUMNS, LINES = 100, 60
+COLUMNS, LINES = 100, 33
 
 
 def main() -> None:
     """Runs the command to its end, and draws what then stands on the screen."""
     command = shlex.join(sys.argv[1:])
     with tempfile.TemporaryDirectory() as place:
-        tmux = ["tmux", "-S", f"{place}/tmux", "-f", "/dev/null"]
+        tmux = ["tmux", "-u", "-S", f"{place}/tmux", "-f", "/dev/null"]
         done = Path(place) / "done"
         line = f"{command}; touch {done}; sleep 60"
         subprocess.run([*tmux, "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES), line], check=True)

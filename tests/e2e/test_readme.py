@@ -96,7 +96,7 @@ def test_the_first_result_is_on_the_first_screen() -> None:
     lines = README.splitlines()
     first = lines.index("make quickstart")
     (picture,) = [number for number, line in enumerate(lines) if "terminal.svg" in line]
-    assert first < picture < 40 and max(map(len, lines[:40])) <= 120
+    assert first < picture < 40 and max(map(len, lines[:picture])) <= 120
     table = README.partition("## What do you want to do?\n")[2].partition("\n## ")[0]
     assert len(re.findall(r"^\| [^|]+ \| `sheepop [^`]+` \| \[", table, re.MULTILINE)) == 10
     for name in re.findall(r"\]\((docs/images/[^)]+)\)", README):
