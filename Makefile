@@ -92,7 +92,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_T
 
 # Of the package itself, the site reads only the source.
 $(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.created
-	$(PIP_INSTALL) mkdocs mkdocs-material mkdocstrings mkdocstrings-python
+	$(PIP_INSTALL) mkdocs mkdocs-material mkdocstrings mkdocstrings-python ruff
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)
