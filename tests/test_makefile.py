@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(shutil.which("make") is None, reason="needs make"),
 ]
-TARGETS = ["quickstart", "test", "test-system", "test-faults", "test-models", "lint", "bench"]
+TARGETS = ["quickstart", "test", "test-system", "test-faults", "test-models", "lint", "docs", "bench"]
 
 
 @pytest.fixture

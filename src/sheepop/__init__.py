@@ -23,7 +23,7 @@ else:
 # without leaving their processor, which another program, or a thread that they wait for, may need.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "register", "train", "tune"]
 
 

@@ -58,6 +58,13 @@ def test_commands_are_understood(page: Path):
             _parse(words)
 
 
+def test_commands_in_the_table_of_the_readme_are_understood():
+    inline = re.findall(r"`(sheepop [^`]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(inline) > 10
+    for words in _commands("\n".join(inline)):
+        _parse(words)
+
+
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda recipe: recipe.stem)
 def test_commands_of_recipes_are_understood(recipe: Path):
     lines = re.findall(r"^#   (sheepop .*)$", recipe.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -102,6 +109,18 @@ def test_snippets_are_valid(page: Path):
         validate(SheepOpConfig, parse_config(text, where=page.name))
     for text in _fences(page, "python"):
         ast.parse(text)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("from-*.md")), ids=lambda page: page.stem)
+def test_the_words_of_other_programs_stand_beside_keys_that_exist(page: Path):
+    """In the last column of the table and below it; the commands are checked with all others."""
+    known = {key.path for key in keys(SheepOpConfig)}
+    table, differs = page.read_text(encoding="utf-8").partition("\n## Words\n")[2].split("\n## What differs\n")
+    ours = "".join(row[-1] for row in _table(page, "Words")) + differs
+    named = re.findall(r"`((?:model|training|tuning|generation|data|evaluation|server)\.\w[\w.]*)", ours)
+    assert set(named) <= known
+    commands = [words for block in _fences(page, "bash") for words in _commands(block)]
+    assert len(commands) >= len(_fences(page, "text")) >= 5 and table
 
 
 def test_configuration_tables_are_made_from_the_fields():

@@ -1,4 +1,4 @@
-"""Every command of the README runs, in order, as a reader would type it; only budgets are made small."""
+"""Every command of the README and of the first steps runs, in order, as typed; only budgets are made small."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..command_line import Launcher
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TYPED = README + (ROOT / "docs" / "first-steps.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # Appended to what takes minutes, so that it takes seconds.
@@ -33,8 +34,8 @@ PAGES = ("argparse", "collections", "csv", "json", "logging", "pathlib", "re", "
 
 
 def commands(program: str) -> list[str]:
-    lines = [line for language, block in FENCE.findall(README) if language == "bash" for line in block.splitlines()]
-    return [line for line in lines if line.startswith(f"{program} ")]
+    lines = [line for language, block in FENCE.findall(TYPED) if language == "bash" for line in block.splitlines()]
+    return [line for line in (line.removeprefix(".venv/bin/") for line in lines) if line.startswith(f"{program} ")]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_download_is_understood_and_asks_the_hub(launcher: Launcher, place: Pa
 
 
 def test_the_python_example_runs(launcher: Launcher, place: Path) -> None:
-    (block,) = [block for language, block in FENCE.findall(README) if language == "python"]
+    (block,) = [block for language, block in FENCE.findall(TYPED) if language == "python"]
     done = launcher.run(program=block, directory=place)
     assert done.code == 0, done.err
     assert done.out.strip()
@@ -93,9 +94,21 @@ def test_every_make_command_names_a_target(line: str) -> None:
     assert "pytest" in done.stdout if line == "make test" else "sheepop" in done.stdout
 
 
+def test_the_first_result_is_on_the_first_screen() -> None:
+    """Which has 40 lines of 120 characters, and shows what the one command ends with."""
+    lines = README.splitlines()
+    first = lines.index("make quickstart")
+    (picture,) = [number for number, line in enumerate(lines) if "terminal.svg" in line]
+    assert first < picture < 40 and max(map(len, lines[:picture])) <= 120
+    table = README.partition("## What do you want to do?\n")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^\| [^|]+ \| `sheepop [^`]+` \| \[", table, re.MULTILINE)) == 10
+    for name in re.findall(r"\]\((docs/images/[^)]+)\)", README):
+        assert (ROOT / name).stat().st_size < 300_000
+
+
 def test_the_map_names_every_folder() -> None:
     folders = {
         path.name for path in (ROOT / "src" / "sheepop").iterdir() if path.is_dir() and path.name != "__pycache__"
     }
-    described = set(re.findall(r"^  (\w+)/ ", README, re.MULTILINE))
+    described = set(re.findall(r"^  (\w+)/ ", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert described == folders

@@ -56,6 +56,8 @@ _RENAMED_VALUES = {
     "tuning.ppo.value_model": {"apart": "separate"},
     "tuning.grpo.loss_type": {"answers": "grpo", "tokens": "dapo", "longest": "dr_grpo"},
 }
+_REMOVED: dict[str, Any] = {"data.clean.toxicity.classifier": None, "data.clean.toxicity.classifier_threshold": 0.9}
+"""Keys that are no more, with their defaults, which did nothing. Other values are refused like unknown keys."""
 
 
 class SheepOpConfig(Config):
@@ -129,7 +131,7 @@ def stored_config(tree: Mapping[str, Any]) -> SheepOpConfig:
 
 
 def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """A copy of a stored configuration with the present names of keys and values that were renamed."""
+    """A copy of a stored configuration with the present names of renamed keys and values, without removed ones."""
     renamed, result = _RENAMED.get(section, {}), {}
     for key, value in tree.items():
         # If both are given, validation rejects the old one.
@@ -137,7 +139,7 @@ def with_current_keys(tree: Mapping[str, Any], section: str = "") -> dict[str, A
         path = f"{section}.{name}" if section else name
         if isinstance(value, Mapping):
             result[name] = with_current_keys(value, path)
-        else:
+        elif path not in _REMOVED or value != _REMOVED[path]:
             result[name] = _RENAMED_VALUES[path].get(value, value) if path in _RENAMED_VALUES else value
     return result
 

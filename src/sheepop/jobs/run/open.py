@@ -272,8 +272,8 @@ def with_changes(stored: StoredRun, given: Mapping[str, Any], path: Path) -> tup
     setting that would make it another run.
     """
     requested = validate(SheepOpConfig, merge(stored.record.requested, {**given, "output_dir": str(path)}))
-    # A setting that did not exist yet when the run was started had its default.
-    usual = SheepOpConfig().model_dump(mode="json")
+    # A setting that did not exist yet when the run was started has its default, which may follow from other settings.
+    usual = stored.config.model_dump(mode="json")
     before = {**dict(leaves(usual)), **dict(leaves(stored.record.requested))}
     after = dict(leaves(requested.model_dump(mode="json")))
     if after["training.compile"] is None and before["training.compile"] is False:
