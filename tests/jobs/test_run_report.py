@@ -137,9 +137,9 @@ def test_a_report_says_what_a_busy_machine_cost(run: RunDirectory, record: RunRe
         (None, "took about 2.5 times as long as alone."),
         (Budget(60.0, None), "took 20 steps; alone it would have taken about 50."),
     ):
-        write_run_report(run, None, replace(record, processor_share=0.4, deadline=deadline))
+        report(run, None, replace(record, processor_share=0.4, deadline=deadline))
         assert f"{share}: training got 40% of the processor time and {cost}" in read(run).texts["p"]
-    write_run_report(run, None, replace(record, processor_share=0.95))
+    report(run, None, replace(record, processor_share=0.95))
     assert share not in " ".join(read(run).texts["p"])
 
 
@@ -147,12 +147,12 @@ def test_a_report_gives_advice_after_overfitting(run: RunDirectory, record: RunR
     losses = {10: 3.0, 20: 2.0, 30: 2.1}
     held_out = [{"step": step, "split": "validation", "loss": loss} for step, loss in losses.items()]
     write_lines(run.metrics_file, held_out)
-    write_run_report(run, None, record)
+    report(run, None, record)
     (advice,) = [words for words in read(run).texts["p"] if "by heart" in words]
     assert advice.startswith("The held-out loss was lowest at step 20 (2.000) and then rose to 2.100: ")
     assert "training.early_stopping=3" in advice
     write_lines(run.metrics_file, held_out[:2])
-    write_run_report(run, None, record)
+    report(run, None, record)
     assert not [words for words in read(run).texts["p"] if "by heart" in words]
 
 
