@@ -9,16 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sheepop.generate.config import GenerationConfig
 from sheepop.generate.transfers import upload, with_sampled
 from sheepop.model.fused import power_of_two
-
-if TYPE_CHECKING:
-    from sheepop.generate.sampler import Row
 
 
 class Occurrences:
@@ -29,6 +26,10 @@ class Occurrences:
 
     def __init__(self, prompt_ids: Iterable[int], token_ids: Sequence[int] = ()) -> None:
         self.prompt_ids, self.token_ids = list(dict.fromkeys(prompt_ids)), token_ids
+
+
+Penalised = tuple[int, GenerationConfig, Occurrences, Sequence[int]]
+"""The number of a row of logits, its settings, the tokens for which it is penalised, and those that follow them."""
 
 
 @dataclass
@@ -53,14 +54,14 @@ class Penalties:
         self._free: list[int] = []
 
     @torch.inference_mode()
-    def apply(self, scores: Tensor, rows: Sequence[tuple[int, Row, Occurrences]], sampled: Tensor | None) -> None:
-        """Penalises `rows` of logits `scores` (B, V), by number, in place; `Row` explains `sampled`."""
-        texts = {text: row.following for _, row, text in rows}
+    def apply(self, scores: Tensor, rows: Sequence[Penalised], sampled: Tensor | None) -> None:
+        """Penalises `rows` of logits `scores` (B, V), in place; `sampler.Row` explains what follows, and `sampled`."""
+        texts = {text: following for _, _, text, following in rows}
         for text in texts:
             if text not in self._places:
                 self._open(text)
         missing = {text: self._missing(text, following) for text, following in texts.items()}
-        guesses = [[token_id for token_id in row.following if token_id >= 0] for _, row, _ in rows]
+        guesses = [[token_id for token_id in following if token_id >= 0] for *_, following in rows]
         width = max(self._places[text].width + len(more) for text, more in missing.items()) + max(map(len, guesses))
         self._make_room(width)
         for number in range(max(map(len, missing.values()))):
@@ -68,15 +69,15 @@ class Penalties:
             _add(self._state, [(place.slot, place.width, token_id) for place, token_id in new], sampled)
             for place, _ in new:
                 place.width, place.num_counted = place.width + 1, place.num_counted + 1
-        places = [self._places[text] for _, _, text in rows]
-        indices = torch.tensor([[place.slot for place in places], [number for number, _, _ in rows]])
+        places = [self._places[text] for _, _, text, _ in rows]
+        indices = torch.tensor([[place.slot for place in places], [number for number, *_ in rows]])
         slots, numbers = upload(indices, scores.device)
         state = self._state[:, slots, :width]
         for number in range(max(map(len, guesses))):
             more = [(row, each) for row, each in enumerate(guesses) if number < len(each)]
             _add(state, [(row, places[row].width + number, each[number]) for row, each in more])
         tokens, counts = state
-        configs = [row.config for _, row, _ in rows]
+        configs = [config for _, config, *_ in rows]
         settings = torch.tensor([(c.repetition_penalty, c.presence_penalty, c.frequency_penalty) for c in configs])
         repetition, presence, frequency = upload(settings.to(scores.dtype), scores.device).T[..., None]
         found = scores[numbers[:, None], tokens]

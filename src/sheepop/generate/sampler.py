@@ -196,7 +196,11 @@ class Sampler:
             for token_id in (*self._end_ids, *row.config.stop_token_ids)
         ]
         biases = [(number, *bias) for number, row in enumerate(rows) for bias in row.config.logit_bias.items()]
-        penalised = [(number, row, row.occurrences) for number, row in enumerate(rows) if row.occurrences is not None]
+        penalised = [
+            (number, row.config, row.occurrences, row.following)
+            for number, row in enumerate(rows)
+            if row.occurrences is not None
+        ]
         masked = [(number, row.allowed) for number, row in enumerate(rows) if row.allowed is not None]
         forbids = forbidden is not None and len(self._forbidden_ids) > 0
         if not (forbids or ending or biases or penalised or masked):
