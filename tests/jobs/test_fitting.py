@@ -32,11 +32,11 @@ def config(**training: Any) -> SheepOpConfig:
     return SheepOpConfig.model_validate({"model": MODEL, "training": given, "tuning": {"method": "sft"}})
 
 
-def fitting(given: SheepOpConfig, length: int, said: list[str] | None = None) -> Any:
+def fitting(given: SheepOpConfig, length: int, said: list[str] | None = None, device: str = "cpu") -> Any:
     console = SimpleNamespace(info=[].append if said is None else said.append)
     task: Any = SimpleNamespace(config=given, console=console)
     named = given.training.model_dump(exclude_defaults=True)
-    return resolve._fitting(task, given.training, named, length, "cpu")
+    return resolve._fitting(task, given.training, named, length, device)
 
 
 @pytest.mark.parametrize("lora", [None, {}])
@@ -46,10 +46,10 @@ def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
     monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
     given, said = config(global_batch_size=64), []
     given = given.replace(tuning={**given.tuning.model_dump(), "lora": lora})
-    found = fitting(given, 2048, said).micro_batch_size
+    found = fitting(given, 2048, said, "mps").micro_batch_size
 
     def activations(rows: int) -> tuple[int, int]:
-        needed = bytes_of_a_step(given, given.training.replace(micro_batch_size=rows), 2048, "cpu")
+        needed = bytes_of_a_step(given, given.training.replace(micro_batch_size=rows), 2048, "mps")
         return needed.peak("none", 0) - needed.state - needed.loss, max(needed.state, 10**9)
 
     assert 1 <= found < 64 and 64 % found == 0
@@ -58,6 +58,12 @@ def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
     needs, may = activations(2 * found)
     assert needs > may
     assert said[0].startswith(f"A step reads {found} rows of 2,048 tokens at a time")
+
+
+def test_a_cpu_reads_at_most_256_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
+    assert [fitting(config(), length).micro_batch_size for length in (64, 128, 192, 2048)] == [4, 2, 1, 1]
+    assert fitting(config(), 192, device="mps").micro_batch_size == 16
 
 
 def test_blocks_are_recomputed_where_one_row_does_not_fit_and_nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,8 @@ _UNSHARED: Mapping[Method, Mapping[str, str]] = {
 """The kinds of ranks that a method of post-training does not support, each with the reason."""
 # A micro-batch of a finished model may need as much as this, however small the model is.
 _MODEST_BYTES = 10**9
+# A CPU is about as fast with this many tokens in a micro-batch as with more, which only need more memory.
+_CPU_TOKENS = 256
 # More numbers than any network saves for a token, layer and unit of width.
 _MOST_SAVED = 100
 
@@ -139,14 +141,15 @@ def _fitting(
 ) -> TrainingConfig:
     """`training` of a finished model with open settings chosen such that a step on rows of `length` fits into memory.
 
-    A micro-batch may need as much memory as the weights with their gradients and optimizer, or 1 GB. If not even one
-    row fits beside them, blocks are recomputed.
+    A micro-batch may need as much memory as the weights with their gradients and optimizer, or 1 GB, and on a CPU has
+    at most 256 tokens. If not even one row fits beside the weights, blocks are recomputed.
     """
     model, usable, given_rows = task.config.model, usable_memory(training, device), training.micro_batch_size
     whole = math.gcd(training.global_batch_size, *(size for _, size in training.batch_size_warmup))
     if given_rows is None and 4 * whole * length * _MOST_SAVED * model.d_model * model.num_layers < _MODEST_BYTES:
         return training
-    for rows in [given_rows] if given_rows is not None else [n for n in range(whole, 0, -1) if whole % n == 0]:
+    most = max(1, _CPU_TOKENS // length) if device == "cpu" else whole
+    for rows in [given_rows] if given_rows is not None else [n for n in range(most, 0, -1) if whole % n == 0]:
         needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device)
         peak = needed.peak("none", 0)
         if peak <= min(usable, needed.loss + needed.state + max(needed.state, _MODEST_BYTES)):
