@@ -108,9 +108,9 @@ def linear_cross_entropy(
     """Returns the loss of `hidden` (..., D) under the output projection `weight_VD` for `labels` (...), -100 for none.
 
     The forward pass also computes the gradients, chunk by chunk; the backward pass only multiplies them by the incoming
-    gradient, and can run once. If `memory` adds the weight's gradient to that of earlier calls, which has been multiplied
-    already, the backward pass recomputes the logits for it. Autocast or `weight_cast` sets the data type of the products. Sums and exponentials are
-    in float32. Raises `ValueError` if shapes do not fit.
+    gradient, and can run once. If `memory` adds the weight's gradient to that of earlier calls, which has been
+    multiplied already, the backward pass recomputes the logits for it. Autocast or `weight_cast` sets the data type of
+    the products. Sums and exponentials are in float32. Raises `ValueError` if shapes do not fit.
     """
     inputs = _flattened(hidden, weight_VD, labels, projection)
     objective, plain = _LinearCrossEntropy.apply(*inputs, terms or LossTerms())  # type: ignore[no-untyped-call]

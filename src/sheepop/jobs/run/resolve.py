@@ -19,6 +19,7 @@ from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import Budget, RunRecord, StageTimes, circumstances
 from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.accounting.memory import training_bytes
@@ -132,7 +133,7 @@ def in_memory(
     if chooses_rows:
         training = _fitting(task, training, given.get("training") or {}, length, device)
     return resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(task.config, training, length, device), device
+        training, lambda: bytes_of_a_step(task.config, training, length, device, task.origin), device
     )
 
 
@@ -150,7 +151,7 @@ def _fitting(
         return training
     most = max(1, _CPU_TOKENS // length) if device == "cpu" else whole
     for rows in [given_rows] if given_rows is not None else [n for n in range(most, 0, -1) if whole % n == 0]:
-        needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device)
+        needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device, task.origin)
         peak = needed.peak("none", 0)
         if peak <= min(usable, needed.loss + needed.state + max(needed.state, _MODEST_BYTES)):
             break
@@ -365,8 +366,10 @@ def build_network(task: Task, device: str) -> Transformer:
     return model
 
 
-def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int, device: str) -> StepBytes:
-    """The memory of a step, in the candidate precision that needs most."""
+def bytes_of_a_step(
+    config: SheepOpConfig, training: TrainingConfig, length: int, device: str, origin: Fork | None = None
+) -> StepBytes:
+    """The memory of a step, in the candidate precision that needs most; frozen weights are as `origin` stores them."""
     rows = training.micro_batch_size or training.global_batch_size
     found = [
         step_bytes(config.model, training, precision, rows, length, device)
@@ -376,7 +379,8 @@ def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int
     if config.tuning.lora is None:
         return most
     # The frozen weights; those of adapters are few.
-    return replace(most, state=training_bytes(config.model, training.optimizer, "fp32").weights)
+    frozen = training_bytes(config.model, training.optimizer, "fp32").weights if origin is None else origin.weight_bytes
+    return replace(most, state=frozen)
 
 
 def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:

@@ -252,8 +252,8 @@ def open_reward(
     try:
         reward: Reward
         if place == JUDGE:
-            if judge is None:
-                raise ConfigError("The reward judge needs settings (tuning.judge), which a run of ppo or grpo has.")
+            if judge is None or judge.by is None:
+                raise ConfigError("The reward judge needs tuning.judge.by, a chat model or the address of a server.")
             reward = JudgeReward(judge, device, may_fail=may_fail)
         elif place == CODE:
             reward = CodeReward(code or CodeConfig(), may_fail=may_fail)
