@@ -32,7 +32,6 @@ from sheepop.posttrain.policy import RewardScores
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer
 
 from ..judge_server import judge_server
-
 from ..running import train
 
 SETTINGS = (

@@ -1,5 +1,7 @@
 """What is derived before a run, from numbers that are easy to check by hand."""
 
+from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -7,7 +9,15 @@ import pytest
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError
 from sheepop.train import TrainingConfig
-from sheepop.train.budget import StepTime, measure_step, measuring_seconds, resolve_compile, resolve_training
+from sheepop.train.budget import (
+    StepTime,
+    besides_the_loop,
+    loop_seconds,
+    measure_step,
+    measuring_seconds,
+    resolve_compile,
+    resolve_training,
+)
 from sheepop.train.objective import NextToken
 
 
@@ -154,10 +164,25 @@ def test_a_long_budget_is_not_spent_on_measuring() -> None:
     assert resolved.max_steps == 36_000 - 40 - 3 - 1  # a 10^9th of a validation is no whole step, but takes its time
 
 
-def test_measuring_takes_at_most_half_of_a_short_budget_from_the_steps() -> None:
+def test_steps_have_what_is_left_of_a_budget_of_which_little_is_left() -> None:
+    config = TrainingConfig(max_minutes=1.0, global_batch_size=10, eval_interval=10**9)
     timing = StepTime("fp32", 0.01, measured_in=50.0)
     resolved = resolve(timing, max_minutes=1.0, global_batch_size=10, eval_interval=10**9)
-    assert resolved.max_steps == 3_000 - 1
+    assert resolved.max_steps == (60 - 50 - 3) * 100 - 1
+    assert loop_seconds(config, timing) == 10.0
+    assert loop_seconds(config, replace(timing, measured_in=70.0)) == 0.0
+
+
+def test_the_score_at_the_end_takes_half_of_the_seconds_that_are_left() -> None:
+    """Held-out text of 100 steps' tokens needs 100/3 s; of 60 s, 12 are a fifth, and 50 or 70 are used."""
+    screen = StringIO()
+    console, timing = Console(file=screen), StepTime("fp32", 1.0)
+    config = TrainingConfig(max_minutes=1.0, global_batch_size=10)
+    for elapsed, ending in ((0.0, 12.0), (50.0, 5.0), (70.0, 0.0)):
+        found, scored = besides_the_loop(config, timing, elapsed, 100_000, 100, console)
+        assert found is not None and found.measured_in == pytest.approx(elapsed + ending)
+        assert scored == max(1, int(ending / (100 / 3) * 100_000))
+        assert ("more than half of its 1 minute" in " ".join(screen.getvalue().split())) == (elapsed > 30)
 
 
 def test_minutes_need_a_measurement() -> None:

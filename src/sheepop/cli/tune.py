@@ -251,7 +251,8 @@ def best_of(
     for given in overrides or ():
         if not given.startswith(("tuning.judge.", "tuning.code.")):
             raise UsageError(f"{given} has no effect here; only settings under tuning.judge and tuning.code are read.")
-    settings = load_config(overrides=overrides or (), options={"tuning": {"method": "grpo", "grpo": {"reward": reward}}})
+    options = {"tuning": {"method": "grpo", "grpo": {"reward": reward}}}
+    settings = load_config(overrides=overrides or (), options=options)
     found = run(
         model,
         data,

@@ -18,6 +18,7 @@ from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
 from sheepop.data.config import pair_settings
 from sheepop.data.corpus import Origin, trace_tokens
+from sheepop.data.download.catalog import local_files
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
@@ -65,7 +66,7 @@ def build(
         console.warn("The query has no ORDER BY, so the database may return its rows in another order next time.")
     if not config.data.paths and requested is None:
         raise UsageError("There is no input. Name at least one file or folder.")
-    data = config.data
+    data = config.data.replace(paths=local_files(config.data.paths, "data.extract.template", console))
     if reads_pairs(config) or data.extract.pair is not None:
         data = pair_settings(data, data)
     with interrupts_advise("Finished work is kept; run the same command again to resume."):

@@ -37,12 +37,14 @@ class Transcript(NamedTuple):
     """The tokens of an answer and of what it answers; the policy has sampled those of the `spans`, and no others.
 
     They are one sequence from each of `starts` on. A template that renders earlier turns differently begins a new one,
-    which contains the conversation so far as the policy then read it.
+    which contains the conversation so far as the policy then read it. `rewards` are those of the environment for each
+    span, as far as it has replied.
     """
 
     token_ids: Sequence[int]
     spans: Sequence[tuple[int, int]]
     starts: Sequence[int] = (0,)
+    rewards: Sequence[float] = ()
 
     @property
     def sampled(self) -> list[int]:
@@ -54,7 +56,7 @@ class Transcript(NamedTuple):
 class Conversation:
     """A conversation while it goes on. `reward` sums those of the environment; None if it has failed.
 
-    `is_finished` is false if the conversation was cut off.
+    `rewards` are those after each answer. `is_finished` is false if the conversation was cut off.
     """
 
     question: Question
@@ -66,6 +68,7 @@ class Conversation:
     spans: list[tuple[int, int]] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     logprobs: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
     prompt: str = ""
     text: str = ""
     reward: float | None = 0.0
@@ -109,6 +112,7 @@ class Conversation:
             return
         self.messages += reply.messages
         self.reward += reply.reward
+        self.rewards += [reply.reward] if self.spans else []
         self.is_open, self.is_finished = not reply.is_done, reply.is_done
 
 

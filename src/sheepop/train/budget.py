@@ -36,10 +36,10 @@ _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
 _MEASURE_SHARE = 0.04  # of a budget in minutes
 _LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
-_TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long everything else takes
 _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
+_ENDING_SHARE = 0.5  # of what is left of it after preparing the run, at most
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough
@@ -176,7 +176,7 @@ def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | Non
     """The seconds of a budget in minutes that remain for the loop; None without such a budget."""
     if config.max_minutes is None or timing is None:
         return None
-    return max(_TRAINING_SHARE * config.max_minutes * 60, config.max_minutes * 60 - timing.measured_in)
+    return max(0.0, config.max_minutes * 60 - timing.measured_in)
 
 
 def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq_len: float) -> float:
@@ -190,17 +190,24 @@ def besides_the_loop(
     """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
 
     These are `elapsed` seconds so far, and the score of all `held_out` tokens (None), or of as many as a fifth of the
-    minutes allow.
+    minutes allow, and half of those that are left.
     """
     if timing is None or config.max_minutes is None:
         return timing, None
-    seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
+    whole = 60 * config.max_minutes
+    seconds, left = scoring_seconds(config, timing, held_out, seq_len), max(0.0, whole - elapsed)
+    most = min(_VALIDATION_SHARE * whole, _ENDING_SHARE * left)
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
     console.info(
         f"Of {config.max_minutes:g} {plural(config.max_minutes, 'minute')}, {elapsed:,.0f} s were used to prepare the "
         f"run, and the score at the end needs about {min(seconds, most):,.0f} s{part}."
     )
+    if left < whole / 2:
+        console.warn(
+            f"Preparing the run took more than half of its {config.max_minutes:g} "
+            f"{plural(config.max_minutes, 'minute')}, so few steps are left. Raise training.max_minutes."
+        )
     return replace(timing, measured_in=elapsed + min(seconds, most)), scored
 
 
@@ -283,8 +290,8 @@ def _fitting(
     These are ten, or in a short run as many as fit into a fifth of its minutes, at least one. A smaller batch takes a
     share of a step.
     """
-    sizes, left = config.batch_sizes(), minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS
-    available = max(_TRAINING_SHARE * minutes * 60, left)
+    sizes = config.batch_sizes()
+    available = max(0.0, minutes * 60 - timing.measured_in - timing.compiled_in - _IDLE_SECONDS)
     per_validation = scoring_seconds(config, timing, validation_tokens, seq_len)
     validations = _MOST_VALIDATIONS
     if validation_tokens:
