@@ -13,12 +13,12 @@ import torch
 from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.request import Completion
+from sheepop.jobs.task.environment import Environment
 from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
 from sheepop.parallel.ranks import ALONE
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
-from sheepop.posttrain.conversations import Conversation, Conversing, Question, Transcript
+from sheepop.posttrain.conversations import Conversation, Conversing, Question, Reply, State, Transcript
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.environment import Environment, Reply, State
 from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, RETURNS, WEIGHTS, AnswerBatch, PolicyObjective
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy
 from sheepop.posttrain.rewards import Answer, Writer, Written

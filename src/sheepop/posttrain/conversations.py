@@ -9,12 +9,37 @@ from typing import Any, NamedTuple
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.request import Completion
-from sheepop.posttrain.environment import Environment, Reply, State
 from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.messages import Message
 
 ReadAnswer = Callable[[Sequence[int], Sequence[int], Sequence[Mapping[str, Any]], int], Message]
 """From a prompt's and an answer's tokens, the tools and the number of calls so far to the message of the answer."""
+
+
+class Reply(NamedTuple):
+    """What an environment answers: messages, a reward, and whether the conversation is done."""
+
+    messages: tuple[Message, ...]
+    reward: float = 0.0
+    is_done: bool = False
+
+
+class State(NamedTuple):
+    """A conversation as an environment sees it: its number, the row and seed it begins with, and the model's messages.
+
+    The environment's answer to the last message depends on nothing else.
+    """
+
+    number: int
+    row: Mapping[str, Any]
+    seed: int
+    said: Sequence[Message]
+
+
+Environment = Callable[[Sequence[State]], list[Reply | None]]
+"""From conversations to the replies to their last messages, or their first messages if nothing was said yet.
+
+None stands for one that has failed."""
 
 
 @dataclass(frozen=True)

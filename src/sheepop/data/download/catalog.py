@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sheepop.core.console import Console
 from sheepop.core.errors import UsageError, first_few
 
 HUB = "hub:"
-
-
-def local_files(paths: Iterable[str], columns: str, console: Console) -> list[str]:
-    """The `paths`, with datasets on the hub replaced by the files of their ``train`` split, or of the one they name.
-
-    These are downloaded first, below ``data``. Raises what `dataset_files` raises; the setting `columns` names columns.
-    """
-    found: list[str] = []
-    for path in paths:
-        if path.startswith(HUB):
-            from sheepop.data.download.download import dataset_files  # which loads the hub's client
-
-            found += map(str, dataset_files(path, console=console, columns=columns))
-        else:
-            found.append(path)
-    return found
-
-
 # The most names in a message.
 MOST_NAMES = 40
 _REPOSITORY_PART = r"[A-Za-z0-9](?:[\w.-]{0,95})"

@@ -181,16 +181,9 @@ def _measured(task: Task, device: str, num_ranks: int) -> StepTime | None:
     training = task.config.training
     if not needs_measuring(training, device):
         return None
-    timing = measure_step(
-        lambda: build_network(task, device),
-        task.batches(),
-        task.objective(),
-        training,
-        device,
-        seconds=measuring_seconds(training),
-        console=task.console,
-        shape=_step_shape(task),
-    )
+    steps, shape = (task.batches(), task.objective(), training, device), _step_shape(task)
+    seconds, console = measuring_seconds(training), task.console
+    timing = measure_step(lambda: build_network(task, device), *steps, seconds=seconds, console=console, shape=shape)
     return replace(timing, seconds=timing.seconds / num_ranks)
 
 
