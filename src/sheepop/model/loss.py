@@ -217,7 +217,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             how, terms, dtype = ctx.how
             chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how["memory"], low_NR, up_VR)
             of_weight = WeightGradient(chunks, chunks.memory, chunks.memory.sum_so_far(weight_VD))
-            for _, logits_RV, hidden_RD, _ in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
+            for _rows, logits_RV, hidden_RD, _sums in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
                 of_weight.add(logits_RV.mul_(grad_objective), hidden_RD, weight_VD)
             gradients[1] = of_weight.result(weight_VD)
         return *gradients, None, None, None, None
