@@ -126,8 +126,9 @@ def measure_ours(
     from sheepop.core.random import seed_torch
     from sheepop.jobs.config import load_config
     from sheepop.jobs.run.open import task_of
-    from sheepop.jobs.run.resolve import build_network, prepare_process
+    from sheepop.jobs.run.resolve import build_network, in_memory, prepare_process
     from sheepop.jobs.task.fork import Fork
+    from sheepop.jobs.task.interface import with_training
     from sheepop.train import build_optimizers
     from sheepop.train.evaluation_weights import TrainedWeights
     from sheepop.train.placement import OneDevice
@@ -148,7 +149,7 @@ def measure_ours(
             "paths": [data], "packing": packs or method != "sft", "max_length": length, "validation_fraction": 0.0
         },
         "training": {
-            "global_batch_size": batch, "micro_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
+            "global_batch_size": batch, "precision": "fp32", "learning_rate": 1e-5,
             "max_steps": steps, "compile": False, "warmup_steps": 0,
             "activation_checkpointing": "full" if checkpointing else "none",
             **dict.fromkeys(("eval_interval", "sample_interval", "checkpoint_interval"), steps),
@@ -161,6 +162,9 @@ def measure_ours(
         run = RunDirectory(Path(output))
         prepare_process(asked)
         task_here = task_of(asked, run, Console.silent(), Fork(Path(model))).prepared({})
+        training = in_memory(task_here, task_here.config.training, {}, "cpu", chooses_rows=True)
+        training = training.replace(micro_batch_size=training.micro_batch_size or batch)
+        task_here = task_here.with_config(with_training(task_here.config, training))
         network = build_network(task_here, "cpu")
         placement = OneDevice(network, precision="fp32", device="cpu")
         objective = task_here.objective()
@@ -175,7 +179,7 @@ def measure_ours(
             if task == "text":  # the same rows with every token to be learnt
                 rows = schedule.batch(number)
                 full = type(rows)(rows.input_ids, np.roll(rows.input_ids, -1, 1), *_apart(rows), has_boundaries=False)
-                prepared = PreparedStep.of(full, batch, objective, device="cpu")
+                prepared = PreparedStep.of(full, training.micro_batch_size, objective, device="cpu")
             runner.take(
                 prepared,
                 number=number,

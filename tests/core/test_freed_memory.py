@@ -26,6 +26,24 @@ for _ in range(3):
 print((faults() - before) * resource.getpagesize())
 """
 
+# Frees 100 MB below a piece that stays, so that the heap cannot shrink; the resident pages before and after.
+RETURNING = """
+import ctypes
+from sheepop.core.device import keep_freed_memory, return_freed_memory
+assert keep_freed_memory("cpu")
+allocator = ctypes.CDLL(None)
+allocator.malloc.restype = ctypes.c_void_p
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+place = ctypes.c_void_p(allocator.malloc(ctypes.c_size_t(100_000_000)))
+ctypes.memset(place, 1, 100_000_000)
+allocator.malloc(ctypes.c_size_t(1000))
+allocator.free(place)
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+
 
 def pages_handed_out(device: str, **environment: str) -> tuple[str, int]:
     kept = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
@@ -50,3 +68,9 @@ def test_the_environment_decides_first(environment) -> None:
     told, size = pages_handed_out("cpu", **environment)
     assert told == "False"
     assert size > 250_000_000
+
+
+def test_freed_memory_is_returned_when_asked() -> None:
+    kept = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
+    done = subprocess.run([sys.executable, "-c", RETURNING], env=kept, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 90_000_000

@@ -13,7 +13,8 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.jobs.config import load_config
 from sheepop.jobs.run.open import find_resumable
-from sheepop.posttrain.environment import Environment, Reply, State
+from sheepop.jobs.task.environment import Environment
+from sheepop.posttrain.conversations import Reply, State
 
 from ..running import train
 from .test_policy_tuning import SETTINGS, rows_of

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from sheepop.checkpoint.model_description import read_model_config
 from sheepop.core.console import Console
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete, draft
 from sheepop.jobs.run import resolve
 from sheepop.jobs.run.resolve import bytes_of_a_step
+from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.preferences import PreferenceTask
 from sheepop.jobs.task.rewards import GroupPolicyTask
 from sheepop.jobs.task.supervised import SupervisedTask
+from sheepop.model import num_parameters
 
 # The sizes of a published model, with fewer layers.
 MODEL: dict[str, Any] = {
@@ -34,7 +38,7 @@ def config(**training: Any) -> SheepOpConfig:
 
 def fitting(given: SheepOpConfig, length: int, said: list[str] | None = None) -> Any:
     console = SimpleNamespace(info=[].append if said is None else said.append)
-    task: Any = SimpleNamespace(config=given, console=console)
+    task: Any = SimpleNamespace(config=given, console=console, origin=None)
     named = given.training.model_dump(exclude_defaults=True)
     return resolve._fitting(task, given.training, named, length, "cpu")
 
@@ -44,6 +48,7 @@ def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
     lora: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
+    monkeypatch.setattr(resolve, "_CPU_TOKENS", 10**9)
     given, said = config(global_batch_size=64), []
     given = given.replace(tuning={**given.tuning.model_dump(), "lora": lora})
     found = fitting(given, 2048, said).micro_batch_size
@@ -58,6 +63,11 @@ def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
     needs, may = activations(2 * found)
     assert needs > may
     assert said[0].startswith(f"A step reads {found} rows of 2,048 tokens at a time")
+
+
+def test_a_cpu_reads_at_most_256_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
+    assert [fitting(config(), length).micro_batch_size for length in (128, 192, 2048)] == [2, 1, 1]
 
 
 def test_blocks_are_recomputed_where_one_row_does_not_fit_and_nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +122,15 @@ def test_an_adapter_is_trained_where_the_weights_cannot_be(base: Path, tmp_path:
         assert found.config.training.learning_rate == min(1e-2, 10 * plain.config.training.learning_rate)
         none = {**given, "tuning": {"method": "sft", "lora": None}}
         assert complete(draft(none, model), lambda device: 1e9, Console.silent()).config.tuning.lora is None
+
+
+def test_frozen_integers_count_as_they_are_stored(base: Path, tmp_path: Path) -> None:
+    quantised = tmp_path / "quantised"
+    quantize_model(base, quantised, to="int8", console=Console.silent())
+    settings = SheepOpConfig.model_validate(
+        {"model": read_model_config(quantised).model_dump(), "tuning": {"method": "sft", "lora": {}}}
+    )
+    stored = load_file(quantised / "model.safetensors")
+    expected = sum(4 * each.size if each.dtype == np.float32 else each.nbytes for each in stored.values())
+    assert bytes_of_a_step(settings, settings.training, 8, "cpu", Fork(quantised)).state == expected
+    assert expected < num_parameters(settings.model) * 3

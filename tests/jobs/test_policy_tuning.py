@@ -27,9 +27,11 @@ from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.rewards import PolicyTask
 from sheepop.model import ModelConfig, build_model
 from sheepop.parallel.ranks import ALONE
+from sheepop.posttrain.config import CodeConfig, JudgeConfig
 from sheepop.posttrain.policy import RewardScores
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer
 
+from ..judge_server import judge_server
 from ..running import train
 
 SETTINGS = (
@@ -415,3 +417,17 @@ def test_one_prompt_and_one_example_are_counted_as_one() -> None:
     data: Any = SimpleNamespace(store=SimpleNamespace(train=train, validation=held_out))
     assert PolicyTask.describe(data) == "1 prompt; 1 held out"
     assert ExampleTask.describe(data) == "1 example of 1 token, 1 of them supervised; 1 example held out"
+
+
+def test_best_of_takes_the_rewards_judge_and_code(base: Path, prompts: Path, tmp_path: Path) -> None:
+    some = tmp_path / "prompts.jsonl"
+    some.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+    options: dict[str, Any] = {"count": 2, "max_new_tokens": 8}
+    with judge_server(lambda question: "[[4]]") as (url, asked, _):
+        found = best_of(base, [some], tmp_path / "a.jsonl", reward="judge", judge=JudgeConfig(by=url), **options)
+    assert (found.prompts, found.reward) == (2, pytest.approx(1 / 3)) and 0 < len(asked) <= 4
+    some.write_text(json.dumps({"prompt": "x", "tests": "assert 1"}) + "\n")
+    found = best_of(base, [some], tmp_path / "b.jsonl", reward="code", code=CodeConfig(seconds=1), **options)
+    assert (found.prompts, found.reward) == (1, 0.0), "no answer is a program"
+    with pytest.raises(ConfigError, match=r"tuning\.judge\.by"):
+        best_of(base, [some], tmp_path / "c.jsonl", reward="judge", **options)

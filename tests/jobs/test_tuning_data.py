@@ -121,6 +121,24 @@ def published(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return hub
 
 
+def test_data_sets_of_the_hub_are_text(published: LoopbackHub, tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": f"The sheep number {n} sleeps.\n" * 20}) + "\n" for n in range(40)).encode()
+    published.repository("owner/text", {"data/train.jsonl": rows, "data/test.jsonl": rows[: len(rows) // 2]})
+    sizes = ["model.d_model=16", "model.num_layers=1", "model.num_heads=1", "data.max_length=32"]
+    settings = [*sizes, "tokenizer.algorithm=char", *SETTINGS[:4], "training.sample_prompts=[]", "--quiet"]
+    ended = in_process("train", "--data", "hub:owner/text", "--output", tmp_path / "run", *settings)
+    assert ended.code == 0, ended.err
+    kept = read_run_config(RunDirectory(tmp_path / "run")).data.paths
+    assert [Path(path).read_bytes() for path in kept] == [rows]
+    chars = "tokenizer.algorithm=char"
+    built = in_process("data", "build", "hub:owner/text:test", chars, "--output", tmp_path / "c", "--json", "--quiet")
+    assert built.code == 0, built.err
+    counts = json.loads(built.out)
+    assert counts["train_documents"] + counts["validation_documents"] + counts["removed_documents"] == 20
+    refused = in_process("train", "--data", "hub:owner/text:train:text", "--output", tmp_path / "other", *settings)
+    assert refused.code == 2 and "data.extract.template" in refused.err
+
+
 def test_data_sets_of_the_hub_are_examples(base: Path, published: LoopbackHub, tmp_path: Path) -> None:
     for name, options in (
         ("owner/chats", ["--validation", "hub:owner/chats:test"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from sheepop.model import IGNORE_INDEX, LossTerms
 from sheepop.model.logits import LossMemory
-from sheepop.model.loss import linear_cross_entropy, score_tokens
+from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities, score_tokens
 
 N, D, V = 12, 6, 9
 
@@ -134,6 +135,32 @@ def test_calls_share_memory_and_give_what_they_give_without() -> None:
         assert memory.gradient is None
         again = linear_cross_entropy(hidden, weight, labels, memory=memory)
         assert torch.autograd.grad(again.objective, weight)[0].data_ptr() != kept.data_ptr()
+
+
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("objective", ["loss", "log_probabilities"])
+def test_micro_batches_add_to_one_gradient_in_place(objective: str, soft_cap: float | None) -> None:
+    memory, weight = LossMemory(), inputs()[1]
+    memory.weight = weight
+    whole, parts = torch.zeros((), dtype=torch.float64), []
+    for number, ignored in enumerate([(), (0, 4, 5, 11), tuple(range(N)), (3,)]):
+        hidden, _, labels = inputs(ignored=ignored)
+        logits = hidden @ weight.t()
+        capped = logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+        whole = whole + (0.25 + number) * F.cross_entropy(capped, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        own = hidden.detach().requires_grad_()
+        how: Any = {"chunk_bytes": 5 * V * 8, "memory": memory, "soft_cap": soft_cap}
+        if objective == "loss":
+            found = linear_cross_entropy(own, weight, labels, **how).objective
+        else:
+            found = -linear_log_probabilities(own, weight, labels, **how).sum()
+        torch.autograd.backward((0.25 + number) * found)
+        assert weight.grad is not None
+        parts.append((hidden, own.grad, weight.grad.data_ptr()))
+    of_weight, *of_hidden = torch.autograd.grad(whole, (weight, *(hidden for hidden, _, _ in parts)))
+    torch.testing.assert_close(weight.grad, of_weight)
+    torch.testing.assert_close([found for _, found, _ in parts], of_hidden)
+    assert len({place for _, _, place in parts}) == 1
 
 
 @pytest.mark.parametrize("fitting", ["shape", "dtype"])

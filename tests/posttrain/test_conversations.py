@@ -13,13 +13,13 @@ import torch
 from sheepop.core.errors import ConfigError, TrainingError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.request import Completion
+from sheepop.jobs.task.environment import Environment
 from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
 from sheepop.parallel.ranks import ALONE
 from sheepop.posttrain.config import GRPOConfig, PPOConfig
-from sheepop.posttrain.conversations import Conversation, Conversing, Question, Transcript
+from sheepop.posttrain.conversations import Conversation, Conversing, Question, Reply, State, Transcript
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.environment import Environment, Reply, State
-from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, AnswerBatch, PolicyObjective
+from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, RETURNS, WEIGHTS, AnswerBatch, PolicyObjective
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy
 from sheepop.posttrain.rewards import Answer, Writer, Written
 from sheepop.posttrain.rollouts import padded
@@ -260,7 +260,7 @@ def test_the_advantages_of_ppo_run_over_turns_and_skip_what_the_environment_wrot
     template: ChatTemplate, opened: Callable[..., Environment]
 ) -> None:
     (found,), _ = converse(template, opened(CALCULATOR), [f"{CALL}<|im_end|>"], ["It is 5.<|im_end|>"])
-    transcript = Transcript(found.token_ids, found.spans, found.starts)
+    transcript = Transcript(found.token_ids, found.spans, found.starts, found.rewards)
     answer, reward = Answer("2+3?", found.text, found.sequence), found.reward or 0.0
     written = Written([answer], [transcript], [True], [reward], [{"environment": reward}], [found.logprobs])
     batch = padded(written, pad_id=0)
@@ -270,14 +270,23 @@ def test_the_advantages_of_ppo_run_over_turns_and_skip_what_the_environment_wrot
     numbers = ProximalPolicy(config).numbers(written, mask, torch.zeros(mask.shape), None, values)
     places = mask[0].nonzero()[:, 0].tolist()
     expected, later, following = {}, 0.0, 0.0
+    (begin, end), _ = found.spans
+    credit = {places[end - begin - 1]: 0.25, places[-1]: 1.0}
     for place in reversed(places):
         value = float(values[0, place])
-        error = (1.25 if place == places[-1] else 0.0) + 0.9 * following - value
+        error = credit.get(place, 0.0) + 0.9 * following - value
         later, following = error + 0.9 * 0.8 * later, value
         expected[place] = later
     for place in places:
         assert float(numbers[ADVANTAGES][0, place]) == pytest.approx(expected[place], rel=1e-4, abs=1e-5)
     assert (numbers[ADVANTAGES][~mask] == 0).all()
+    judged = written.learnt_from([0.0])
+    judged.rewards[0] += 10.0  # of other sources, for the whole conversation
+    returns = config.replace(gamma=1.0, gae_lambda=1.0)
+    found_returns = ProximalPolicy(returns).numbers(judged, mask, torch.zeros(mask.shape), None, values)[RETURNS]
+    assert found_returns[0, places].tolist() == pytest.approx(
+        [11.25] * (end - begin) + [11.0] * (len(places) - end + begin)
+    )
 
 
 COUNTING = """

@@ -403,3 +403,29 @@ def test_a_call_of_sharegpt_is_a_call(lines: Lines) -> None:
     assert [message["role"] for message in row.answer] == ["user", "assistant", "tool", "assistant"]
     with pytest.raises(DataError, match=r"conversations\[1\].value: is not a call as JSON text"):
         one(lines([{"conversations": [turns[0], {"from": "function_call", "value": "weather"}]}]))
+
+
+def test_former_function_calls_are_tool_calls(lines: Lines) -> None:
+    call = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "Oslo?"},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "weather", "content": "rain"},
+        {"role": "assistant", "content": "It rains.", "function_call": None},
+    ]
+    expected = (
+        turns[0],
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "weather", "type": "function", "function": call}]},
+        {"role": "tool", "name": "weather", "tool_call_id": "weather", "content": "rain"},
+        {"role": "assistant", "content": "It rains."},
+    )
+    assert one(lines([{"messages": turns}])).answer == expected
+    pair = one(lines([{"prompt": turns[:1], "chosen": turns[1:], "rejected": "Sun."}]), Preference)
+    assert pair.prompt + pair.chosen == expected
+    for change, problem in (
+        ({"function_call": "weather"}, r"messages\[1\].function_call: is not a call with the name of a function"),
+        ({"tool_calls": [call]}, r"messages\[1\].function_call: is there beside tool_calls"),
+        ({"role": "function", "content": "rain"}, r"messages\[1\].name: is not the name of the function"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            one(lines([{"messages": [turns[0], {**turns[1], **change}]}]))

@@ -64,6 +64,20 @@ def test_a_tool_is_shown_to_the_template_as_it_was_sent() -> None:
     assert requested.messages[1].to_template()["tool_calls"][0]["function"]["arguments"] == {}
 
 
+def test_former_function_calls_are_tool_calls() -> None:
+    """What the template gets of OpenAI's former form is what it gets of the present one."""
+    function, answer = {"name": "time", "arguments": '{"zone": "CET"}'}, {"content": "noon", "name": "time"}
+    former = [{"role": "assistant", "function_call": function}, {"role": "function", **answer}]
+    call = {"id": "time", "type": "function", "function": function}
+    present = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "time", **answer}]
+    found, expected = (
+        [each.to_template() for each in ChatRequest.model_validate({**ASKED, "messages": said}).messages]
+        for said in (former, present)
+    )
+    assert found == expected
+    assert found[0]["tool_calls"][0]["function"]["arguments"] == {"zone": "CET"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [('{"a": 1}', '{"a": 1}'), ('"{\\"a\\": 1}"', '{"a": 1}'), ('""', "{}"), ('"text"', '"text"')],

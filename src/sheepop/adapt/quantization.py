@@ -168,3 +168,8 @@ def _int4(weight_NK: Tensor, importance_K: Tensor) -> tuple[Tensor, Tensor, Tens
 
 def _codes(weight: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
     return (weight / scale).round_().clamp_(least, most)
+
+
+def weight_bytes(weights: Iterable[Tensor]) -> int:
+    """Returns the size of `weights` as they are stored in memory."""
+    return sum(weight.stored_bytes if isinstance(weight, StoredWeight) else weight.nbytes for weight in weights)

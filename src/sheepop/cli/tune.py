@@ -30,6 +30,7 @@ from sheepop.core.errors import UsageError
 if TYPE_CHECKING:
     from sheepop.posttrain.config import Method
 
+_SETTINGS = "[KEY=VALUE]..."
 app = typer.Typer(help="Post-train a model on conversations, preferences or rewards.", no_args_is_help=True)
 
 Model = Annotated[Path | None, typer.Argument(metavar="MODEL", help=f"The model to start from. {MODEL}")]
@@ -40,12 +41,13 @@ Data = Annotated[
 Validation = Annotated[
     list[Path] | None, typer.Option("--validation", help="Held-out examples, instead of a share of --data.")
 ]
+_REWARD = "MODEL|FILE.py|URL|judge|code"
 RewardSource = Annotated[
     str | None,
     typer.Option(
         "--reward",
-        metavar="MODEL|FILE.py|URL",
-        help="What scores answers: a reward model, a Python file with a function reward, or a service.",
+        metavar=_REWARD,
+        help="What scores answers: a reward model, a Python file with a function reward, a service, judge or code.",
     ),
 ]
 EnvironmentFile = Annotated[
@@ -206,9 +208,13 @@ def best_of(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help=f"The model that answers. {MODEL}")],
     data: Annotated[list[Path], typer.Option("--data", help="Prompts in JSON lines, a JSON list or Parquet.")],
     reward: Annotated[
-        str, typer.Option("--reward", metavar="MODEL|FILE.py|URL", help="What scores answers, as for sheepop tune ppo.")
+        str, typer.Option("--reward", metavar=_REWARD, help="What scores answers, as for sheepop tune ppo.")
     ],
     output: Annotated[Path, typer.Option("--output", help="The file of examples to write, in JSON lines.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings of the judge and of code, under tuning.judge and tuning.code", metavar=_SETTINGS),
+    ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Answers to each prompt.")] = 8,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Write the best and the worst answer, as examples for sheepop tune dpo.")
@@ -236,9 +242,17 @@ def best_of(
       sheepop tune best-of runs/chat --data prompts.jsonl --reward check.py --output best.jsonl
 
       sheepop tune best-of runs/chat --data prompts.jsonl --reward runs/judge --pairs --output pairs.jsonl
+
+      sheepop tune best-of runs/chat --data prompts.jsonl --reward judge --output best.jsonl tuning.judge.by=runs/large
     """
     from sheepop.jobs.best_of import best_of as run
+    from sheepop.jobs.config import load_config
 
+    for given in overrides or ():
+        if not given.startswith(("tuning.judge.", "tuning.code.")):
+            raise UsageError(f"{given} has no effect here; only settings under tuning.judge and tuning.code are read.")
+    options = {"tuning": {"method": "grpo", "grpo": {"reward": reward}}}
+    settings = load_config(overrides=overrides or (), options=options)
     found = run(
         model,
         data,
@@ -249,6 +263,8 @@ def best_of(
         least=least,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
+        judge=settings.tuning.judge,
+        code=settings.tuning.code,
         seed=seed,
         chat_template_kwargs=template_variables(chat_template_kwargs),
         device=device or "auto",

@@ -59,3 +59,12 @@ def keep_freed_memory(device: str) -> bool:
     allocator = ctypes.CDLL(None)
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _LARGEST), (_TOP_PAD, _GROWTH))
     return all(allocator.mallopt(name, value) == 1 for name, value in settings)
+
+
+def return_freed_memory() -> None:
+    """Gives freed memory back to the system, where glibc's allocator is in use.
+
+    Called before something that lasts is allocated, so that what preparing it left behind is not kept beside it.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

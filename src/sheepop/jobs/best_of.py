@@ -17,6 +17,7 @@ from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.core.random import derive_seed
 from sheepop.jobs.task.reward_sources import open_reward
+from sheepop.posttrain.config import CodeConfig, JudgeConfig
 from sheepop.posttrain.conversations import Question
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.rewards import Writer, Written
@@ -53,6 +54,8 @@ def best_of(
     max_new_tokens: int = 128,
     temperature: float = 1.0,
     reward_seconds: float = 10.0,
+    judge: JudgeConfig | None = None,
+    code: CodeConfig | None = None,
     seed: int = 0,
     device: str = "auto",
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -62,7 +65,8 @@ def best_of(
     """Generates `count` answers to every prompt in `data` and writes the best ones to `output`, as JSON lines.
 
     Written answers are finished and not empty, and the best one has a reward of at least `least`. With `pairs`, a line
-    has the best and the worst answer to a prompt, if their rewards differ. The chat template of the model reads
+    has the best and the worst answer to a prompt, if their rewards differ. `judge` and `code` are the settings of these
+    sources of rewards. The chat template of the model reads
     `chat_template_kwargs`. Raises `DataError` for a prompt that cannot be encoded, `OutputError` if `output` exists,
     and whatever `open_reward` and rewards raise.
     """
@@ -70,8 +74,9 @@ def best_of(
         raise OutputError(f"{output} already exists. Choose another name, or replace it with --overwrite.")
     loaded, console = load_model(model, resolve_device(device)), console or Console.silent()
     found, tokenizer = BestOf(), loaded.tokenizer
-    judge = open_reward(reward, reward_seconds, tokenizer, device=str(loaded.model.device), batch_size=_BATCH_SIZE)
-    writer = Writer(tokenizer, {reward: (1.0, judge)}, max_new_tokens, temperature, loaded.end_ids)
+    options: dict[str, Any] = {"device": str(loaded.model.device), "batch_size": _BATCH_SIZE}
+    source = open_reward(reward, reward_seconds, tokenizer, **options, judge=judge, code=code)
+    writer = Writer(tokenizer, {reward: (1.0, source)}, max_new_tokens, temperature, loaded.end_ids)
     total = sum(1 for _ in read_rows(data, Prompt))
     with (
         template_of(tokenizer, chat_template_kwargs) as template,
@@ -90,7 +95,7 @@ def best_of(
                     file.write(orjson.dumps(line) + b"\n")
             progress.advance(len(rows) * count)
             number += 1
-    judge.close()
+    source.close()
     found.reward /= max(1, found.prompts * count)
     found.best_reward /= max(1, found.prompts)
     return found

@@ -21,6 +21,7 @@ from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.corpus_view import difference, file_record
+from sheepop.jobs.hub_files import local_files
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
 from sheepop.report.formatting import parse_size
@@ -60,7 +61,7 @@ def build(
         console.warn("The query has no ORDER BY, so the database may return its rows in another order next time.")
     if not config.data.paths and requested is None:
         raise UsageError("There is no input. Name at least one file or folder.")
-    data = config.data
+    data = config.data.replace(paths=local_files(config.data.paths, "data.extract.template", console))
     if reads_pairs(config) or data.extract.pair is not None:
         data = pair_settings(data, data)
     with interrupts_advise("Finished work is kept; run the same command again to resume."):

@@ -49,6 +49,7 @@ def find_rate(request: RunRequest) -> FoundRate:
         directory = request.path
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
+    request = request.with_local_text()
     device = prepare_process(request.settings)  # before this machine is measured, as in a run
     config = request.completed().config
     with storage_errors(directory):

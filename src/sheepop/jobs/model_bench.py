@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from sheepop.adapt.stored_weight import StoredWeight
+from sheepop.adapt.quantization import weight_bytes
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
@@ -89,7 +88,7 @@ def bench_model(
         "model": str(path),
         "device": device,
         "threads": torch.get_num_threads(),
-        "weight_bytes": sum(map(_stored_bytes, model.parameters())),
+        "weight_bytes": weight_bytes(model.parameters()),
         "bandwidth": bandwidth,
         "peak": peak,
         "results": [measured.row(bandwidth, peak) for measured in found],
@@ -185,9 +184,5 @@ def _read_bytes(model: Transformer, num_tokens: int) -> float:
         for parameter in module.parameters(recurse=False):
             if id(parameter) not in tables:
                 tables.add(id(parameter))
-                total += share * _stored_bytes(parameter)
+                total += share * weight_bytes([parameter])
     return total
-
-
-def _stored_bytes(parameter: nn.Parameter) -> int:
-    return parameter.stored_bytes if isinstance(parameter, StoredWeight) else parameter.nbytes

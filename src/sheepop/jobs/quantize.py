@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from sheepop.adapt.quantization import QUANTIZED, dequantized, input_importance, quantizable, quantize
+from sheepop.adapt.quantization import (
+    QUANTIZED,
+    dequantized,
+    input_importance,
+    quantizable,
+    quantize,
+    weight_bytes,
+)
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.identity import identities
@@ -52,7 +59,7 @@ def quantize_model(
     require_apart(Path(model), output)
     require_free(output, overwrite, "a model", is_model)
     loaded = load_model(model)
-    bytes_before = _num_bytes(loaded.model)
+    bytes_before = weight_bytes(loaded.model.parameters())
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
         if "imported" not in loaded.provenance or "quantized" in loaded.provenance:
             raise CheckpointError(f"{loaded.directory} is already quantised. Quantise the model that it was made from.")
@@ -81,7 +88,7 @@ def quantize_model(
         "parameters": sum(weight.numel() for weight in loaded.model.parameters()),
         "quantized_parameters": sum(weight.numel() for _, weight in quantizable(loaded.model)),
         "bytes_before": bytes_before,
-        "bytes_after": _num_bytes(smaller),
+        "bytes_after": weight_bytes(smaller.parameters()),
         "text": "given" if text is not None else "written by the model",
         "perplexity_before": before,
         "perplexity_after": after,
@@ -118,9 +125,3 @@ def _perplexity(model: Transformer, loaded: LoadedModel, texts: list[str]) -> fl
     scores: list[Score] = [score_text(model, loaded.tokenizer, text) for text in texts]
     logprobs = torch.tensor([logprob for score in scores for logprob in score.logprobs], dtype=torch.float64)
     return float(logprobs.mean().neg().exp())
-
-
-def _num_bytes(model: Transformer) -> int:
-    """The size of the parameters."""
-    weights = model.parameters()
-    return sum(weight.stored_bytes if isinstance(weight, StoredWeight) else weight.nbytes for weight in weights)

@@ -75,8 +75,12 @@ class OutputHead(nn.Linear):
         self._memory = LossMemory()
 
     def begin_step(self) -> None:
-        """Must be called before the first loss of a step. Frees the gradient's memory for reuse if `grad` is None."""
+        """Must be called before the first loss of a step. Frees the gradient's memory for reuse if `grad` is None.
+
+        The losses after the first one of a step add to `grad` in place.
+        """
         if self._memory is not None and self.weight.requires_grad and self.weight.grad is None:
+            self._memory.weight = self.weight
             if self._gradient is None:
                 self._gradient = torch.empty_like(self.weight, requires_grad=False)
             self._memory.gradient = self._gradient

@@ -47,11 +47,13 @@ class LossMemory:
     """Buffers that loss calls reuse: on a CPU, allocating new pages costs more than the arithmetic.
 
     `gradient` (V, D) receives the weight's gradient in the next call and then belongs to the caller, which may put it
-    back when it is no longer read. `logits` are those of a chunk, which only the call itself reads.
+    back when it is no longer read. `logits` are those of a chunk, which only the call itself reads. If `weight` has a
+    gradient already, its backward passes add to that in place, so that a second one never exists.
     """
 
     logits: Tensor | None = None
     gradient: Tensor | None = None
+    weight: Tensor | None = None
 
     def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
         """Returns a buffer (rows, size) with the data type and device of `like`."""
@@ -59,6 +61,10 @@ class LossMemory:
         if known is None or known.shape[0] < rows or known.shape[1] != size or known.dtype != like.dtype:
             known = self.logits = like.new_empty(rows, size)
         return known[:rows]
+
+    def sum_so_far(self, weight_VD: Tensor) -> Tensor | None:
+        """Returns the gradient that backward passes for the weight add to; None if they make one of their own."""
+        return weight_VD.grad if weight_VD is self.weight else None
 
     def take_gradient(self, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns a buffer with the shape of the weight, which later calls do not reuse."""
@@ -148,13 +154,15 @@ class LogitChunks:
 class ProjectionGradients:
     """Gradients of hidden states (N, D), weight (V, D), `low` (N, R) and `up` (V, R), those of them that are `needed`.
 
-    They are added from the gradients of the logits of each chunk.
+    They are added from the gradients of the logits of each chunk; that of the weight is added to `sum_so_far` in place.
     """
 
-    def __init__(self, chunks: LogitChunks, hidden_ND: Tensor, needed: Sequence[bool]) -> None:
+    def __init__(
+        self, chunks: LogitChunks, hidden_ND: Tensor, needed: Sequence[bool], sum_so_far: Tensor | None = None
+    ) -> None:
         self._chunks = chunks
         self._hidden = torch.zeros_like(hidden_ND) if needed[0] else None
-        self._weight = WeightGradient(chunks, chunks.memory) if needed[1] else None
+        self._weight = WeightGradient(chunks, chunks.memory, sum_so_far) if needed[1] else None
         self._low = torch.zeros_like(chunks.low) if needed[2] and chunks.low is not None else None
         self._up = WeightGradient(chunks, LossMemory()) if needed[3] else None
 
@@ -182,12 +190,13 @@ class WeightGradient:
     """The sum over chunks of ``dlogits^T hidden`` (V, D).
 
     Products in half precision are summed in float32: on an NVIDIA GPU by the matrix product itself, elsewhere for a few
-    rows of the vocabulary at a time, so that a product is still in the CPU's cache when it is added.
+    rows of the vocabulary at a time, so that a product is still in the CPU's cache when it is added. It is added to
+    `sum_so_far`, if given, in place.
     """
 
-    def __init__(self, chunks: LogitChunks, memory: LossMemory) -> None:
+    def __init__(self, chunks: LogitChunks, memory: LossMemory, sum_so_far: Tensor | None = None) -> None:
         self._chunks, self._memory = chunks, memory
-        self._sum: Tensor | None = None
+        self._sum, self._has_own = sum_so_far, sum_so_far is None
 
     def add(self, gradients_RV: Tensor, hidden_RD: Tensor, weight_VD: Tensor) -> None:
         """Adds the product of a chunk for a weight of that shape."""
@@ -206,8 +215,10 @@ class WeightGradient:
             product = gradients.t() @ hidden_RD
             part.copy_(product) if first else part.add_(product)
 
-    def result(self, weight_VD: Tensor) -> Tensor:
-        """Returns the sum in the weight's data type; zeros if there was no chunk."""
+    def result(self, weight_VD: Tensor) -> Tensor | None:
+        """Returns the sum in the weight's data type; zeros if there was no chunk, None if it was added to another."""
+        if not self._has_own:
+            return None
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
 
 

@@ -7,7 +7,7 @@ rows, so that the logits of all N positions, the largest float32 tensor of a tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
@@ -23,6 +23,7 @@ from sheepop.model.logits import (
     LossMemory,
     Places,
     ProjectionGradients,
+    WeightGradient,
     cap,
     product_dtype,
     supervised_places,
@@ -107,8 +108,9 @@ def linear_cross_entropy(
     """Returns the loss of `hidden` (..., D) under the output projection `weight_VD` for `labels` (...), -100 for none.
 
     The forward pass also computes the gradients, chunk by chunk; the backward pass only multiplies them by the incoming
-    gradient, and can run once. Autocast or `weight_cast` sets the data type of the products. Sums and exponentials are
-    in float32. Raises `ValueError` if shapes do not fit.
+    gradient, and can run once. If `memory` adds the weight's gradient to that of earlier calls, which has been
+    multiplied already, the backward pass recomputes the logits for it. Autocast or `weight_cast` sets the data type of
+    the products. Sums and exponentials are in float32. Raises `ValueError` if shapes do not fit.
     """
     inputs = _flattened(hidden, weight_VD, labels, projection)
     objective, plain = _LinearCrossEntropy.apply(*inputs, terms or LossTerms())  # type: ignore[no-untyped-call]
@@ -184,22 +186,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         how: Projection,
         terms: LossTerms,
     ) -> tuple[Tensor, Tensor]:
-        soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
         dtype = product_dtype(weight_VD, weight_cast)
         chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
-        losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
+        hidden, weight, low, up = ctx.needs_input_grad[:4]
+        ctx.later = weight and chunks.memory.sum_so_far(weight_VD) is not None
+        gradients = ProjectionGradients(chunks, hidden_ND, (hidden, weight and not ctx.later, low, up))
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
-        gradients = ProjectionGradients(chunks, hidden_ND, ctx.needs_input_grad)
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
-                hidden_RD = hidden_ND[rows].to(chunks.dtype)
-                logits_RV = chunks.logits(hidden_RD, rows)
-                if vocabulary is not None:
-                    sums += vocabulary.losses_then_gradients(logits_RV, labels_N[rows], terms, soft_cap, chunks.exact)
-                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]) if vocabulary is None else ():
-                    sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
-                gradients.add(rows, logits_RV, hidden_RD)
+        for rows, logits_RV, hidden_RD, found in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
+            sums += found
+            gradients.add(rows, logits_RV, hidden_RD)
         ctx.gradients = gradients.results(weight_VD, up_VR)
+        if ctx.later:
+            ctx.save_for_backward(hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast)
+            ctx.how = how, terms, dtype
         objective, plain = sums.unbind()
         ctx.mark_non_differentiable(plain)
         return objective, plain
@@ -209,11 +208,38 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the backward pass of linear_cross_entropy can run only once; compute the loss again")
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients, ctx.gradients = list(ctx.gradients), None
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(grad_objective)
+        if ctx.later:
+            hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast = ctx.saved_tensors
+            how, terms, dtype = ctx.how
+            chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how["memory"], low_NR, up_VR)
+            of_weight = WeightGradient(chunks, chunks.memory, chunks.memory.sum_so_far(weight_VD))
+            for _rows, logits_RV, hidden_RD, _sums in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
+                of_weight.add(logits_RV.mul_(grad_objective), hidden_RD, weight_VD)
+            gradients[1] = of_weight.result(weight_VD)
         return *gradients, None, None, None, None
+
+
+def _gradients_of_chunks(
+    chunks: LogitChunks, hidden_ND: Tensor, labels_N: Tensor, how: Projection, terms: LossTerms
+) -> Iterator[tuple[Places, Tensor, Tensor, Tensor]]:
+    """Yields the rows of each chunk, the objective's gradient of their logits, their hidden states, and both sums."""
+    soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
+    losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
+            hidden_RD = hidden_ND[rows].to(chunks.dtype)
+            logits_RV, labels_R = chunks.logits(hidden_RD, rows), labels_N[rows]
+            if vocabulary is not None:
+                sums = vocabulary.losses_then_gradients(logits_RV, labels_R, terms, soft_cap, chunks.exact)
+            else:
+                sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
+                for part, wanted in chunks.blocks(logits_RV, labels_R):
+                    sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+            yield rows, logits_RV, hidden_RD, sums
 
 
 class _LinearLogProbabilities(torch.autograd.Function):
@@ -259,7 +285,8 @@ class _LinearLogProbabilities(torch.autograd.Function):
         how, dtype = ctx.how
         vocabulary = how.get("vocabulary")
         chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
-        gradients = ProjectionGradients(chunks, hidden_ND, ctx.needs_input_grad)
+        so_far = chunks.memory.sum_so_far(weight_VD)
+        gradients = ProjectionGradients(chunks, hidden_ND, ctx.needs_input_grad, so_far)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(dtype)

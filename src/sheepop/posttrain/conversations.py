@@ -9,12 +9,37 @@ from typing import Any, NamedTuple
 from sheepop.core.random import derive_seed
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.request import Completion
-from sheepop.posttrain.environment import Environment, Reply, State
 from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.messages import Message
 
 ReadAnswer = Callable[[Sequence[int], Sequence[int], Sequence[Mapping[str, Any]], int], Message]
 """From a prompt's and an answer's tokens, the tools and the number of calls so far to the message of the answer."""
+
+
+class Reply(NamedTuple):
+    """What an environment answers: messages, a reward, and whether the conversation is done."""
+
+    messages: tuple[Message, ...]
+    reward: float = 0.0
+    is_done: bool = False
+
+
+class State(NamedTuple):
+    """A conversation as an environment sees it: its number, the row and seed it begins with, and the model's messages.
+
+    The environment's answer to the last message depends on nothing else.
+    """
+
+    number: int
+    row: Mapping[str, Any]
+    seed: int
+    said: Sequence[Message]
+
+
+Environment = Callable[[Sequence[State]], list[Reply | None]]
+"""From conversations to the replies to their last messages, or their first messages if nothing was said yet.
+
+None stands for one that has failed."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +62,14 @@ class Transcript(NamedTuple):
     """The tokens of an answer and of what it answers; the policy has sampled those of the `spans`, and no others.
 
     They are one sequence from each of `starts` on. A template that renders earlier turns differently begins a new one,
-    which contains the conversation so far as the policy then read it.
+    which contains the conversation so far as the policy then read it. `rewards` are those of the environment for each
+    span, as far as it has replied.
     """
 
     token_ids: Sequence[int]
     spans: Sequence[tuple[int, int]]
     starts: Sequence[int] = (0,)
+    rewards: Sequence[float] = ()
 
     @property
     def sampled(self) -> list[int]:
@@ -54,7 +81,7 @@ class Transcript(NamedTuple):
 class Conversation:
     """A conversation while it goes on. `reward` sums those of the environment; None if it has failed.
 
-    `is_finished` is false if the conversation was cut off.
+    `rewards` are those after each answer. `is_finished` is false if the conversation was cut off.
     """
 
     question: Question
@@ -66,6 +93,7 @@ class Conversation:
     spans: list[tuple[int, int]] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     logprobs: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
     prompt: str = ""
     text: str = ""
     reward: float | None = 0.0
@@ -109,6 +137,7 @@ class Conversation:
             return
         self.messages += reply.messages
         self.reward += reply.reward
+        self.rewards += [reply.reward] if self.spans else []
         self.is_open, self.is_finished = not reply.is_done, reply.is_done
 
 

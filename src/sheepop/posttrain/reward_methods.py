@@ -174,7 +174,8 @@ def leave_one_out_advantages(rewards: Tensor) -> Tensor:
 class ProximalPolicy(RewardMethod):
     """PPO (Schulman et al. 2017): a value model, trained along with the policy, gives the baseline of every token.
 
-    The last token of an answer gets its reward; every token gets a penalty for its divergence from the reference
+    The last token of an answer gets its reward, in a conversation without the rewards of an environment for earlier
+    turns, which the last tokens of these get. Every token gets a penalty for its divergence from the reference
     (Ziegler et al. 2019, eq. 2). `kl_target` adapts the coefficient of the penalty.
     """
 
@@ -193,12 +194,13 @@ class ProximalPolicy(RewardMethod):
         config = self._config
         assert log_p is not None and values is not None
         divergence = torch.zeros_like(log_p) if reference is None else torch.where(mask, log_p - reference, 0)
-        judged = torch.tensor(written.rewards, dtype=torch.float64)
+        judged, earlier = torch.tensor(written.rewards, dtype=torch.float64), rewards_of_turns(written, mask)
         if config.normalise_rewards:
             self._seen = self._seen.and_more(judged)
             judged = self._seen.normalised(judged)
+            earlier /= self._seen.deviation + _EPS
         penalties = torch.where(torch.tensor(written.is_finished), 0.0, config.missing_eos_penalty)
-        rewards = token_rewards(judged - penalties, mask, self._kl_coef * divergence)
+        rewards = token_rewards(judged - penalties - earlier.sum(1), mask, self._kl_coef * divergence - earlier)
         advantages, returns = generalised_advantages(
             rewards, values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda
         )
@@ -246,8 +248,23 @@ class Moments:
 
     def normalised(self, values: Tensor) -> Tensor:
         """`values` minus the mean, divided by the standard deviation of the sample; 0 if all are equal."""
-        deviation = math.sqrt(self.squares / max(1.0, self.count - 1))
-        return (values - self.mean) / (deviation + _EPS)
+        return (values - self.mean) / (self.deviation + _EPS)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the sample."""
+        return math.sqrt(self.squares / max(1.0, self.count - 1))
+
+
+def rewards_of_turns(written: Written, mask: Tensor) -> Tensor:
+    """The environment's rewards for all turns of a conversation but the last, at their last tokens (N, T)."""
+    found = torch.zeros(mask.shape, dtype=torch.float64)
+    for row, transcript in enumerate(written.transcripts):
+        places = mask[row].nonzero()[:, 0]
+        ends = torch.tensor([end - begin for begin, end in transcript.spans]).cumsum(0) - 1
+        for end, reward in zip(ends[:-1], transcript.rewards, strict=False):
+            found[row, places[end]] += reward
+    return found
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor) -> Tensor:

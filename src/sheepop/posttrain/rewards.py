@@ -230,7 +230,7 @@ def _spoken(conversations: Sequence[Conversation]) -> tuple[Any, ...]:
         question, num_asked = each.question, len(each.question.messages)
         answer = answered(question, each.prompt, each.text, ())
         answers.append(replace(answer, token_ids=each.sequence, said=each.messages[num_asked:]))
-    transcripts = [Transcript(each.token_ids, each.spans, each.starts) for each in conversations]
+    transcripts = [Transcript(each.token_ids, each.spans, each.starts, each.rewards) for each in conversations]
     finished, logprobs = [each.is_finished for each in conversations], [each.logprobs for each in conversations]
     return answers, transcripts, finished, logprobs, [each.reward for each in conversations]
 

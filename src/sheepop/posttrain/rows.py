@@ -17,7 +17,14 @@ from sheepop.core.facts import counted
 from sheepop.core.json_lines import BadLine
 from sheepop.data.record_files import record_lines
 from sheepop.posttrain.shapes import NoShapeError, recognised
-from sheepop.tokenizer.messages import Message, MessageError, check_last, check_messages, message_text
+from sheepop.tokenizer.messages import (
+    Message,
+    MessageError,
+    check_last,
+    check_messages,
+    message_text,
+    with_tool_calls,
+)
 
 Turns = str | tuple[Message, ...]
 LEARNT_KEYS = {"weight", "train"}
@@ -149,11 +156,12 @@ def _row(
         found = dict(recognised(value))
     except NoShapeError as error:
         raise RowError(str(error)) from None
-    for name in ("messages", "prompt"):
+    for name in ("messages", "prompt", "completion", "chosen", "rejected"):
         if isinstance(turns := found.get(name), list) and all(isinstance(turn, dict) for turn in turns):
-            if "conversations" in value:
+            turns = [with_tool_calls(turn, f"{name}[{number}].") for number, turn in enumerate(turns)]
+            if "conversations" in value and name in ("messages", "prompt"):
                 turns = _with_both_sides(turns, changed, ends_open=wanted is Prompt)
-            found[name] = _joined(turns, changed) if joins_turns else turns
+            found[name] = _joined(turns, changed) if joins_turns and name in ("messages", "prompt") else turns
     if found.get("tools") and all(isinstance(found.get(name) or "", str) for name in _PLAIN):
         raise RowError("tools: a plain text has no place for them; give the prompt and the answer as messages")
     reads = {Supervised: _supervised, Preference: _preference, Judged: _judged, Prompt: _prompt}

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from sheepop.serve.formats import Parameters
 from sheepop.serve.protocol import RequestModel, SamplingRequest
 from sheepop.tokenizer.chat_forms import as_template_reads
-from sheepop.tokenizer.messages import check_content, message_text
+from sheepop.tokenizer.messages import check_content, message_text, with_tool_calls
 
 
 def _none_yet(given: list[Any]) -> list[Any]:
@@ -59,6 +59,11 @@ class ChatMessage(RequestModel):
     reasoning: str | None = None
     annotations: list[Any] | None = None
     refusal: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_former_calls(cls, given: Any) -> Any:
+        return with_tool_calls(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_content(self) -> ChatMessage:

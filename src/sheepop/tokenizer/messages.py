@@ -17,14 +17,36 @@ def check_messages(messages: Any, name: str, roles: Sequence[str] = ROLES) -> tu
     """Returns the messages in the field `name` as a tuple; raises `MessageError` naming the first invalid field."""
     if not isinstance(messages, list):
         raise MessageError(f"{name}: is not a list of messages")
+    found = []
     for number, message in enumerate(messages):
         where = f"{name}[{number}]"
         if not isinstance(message, dict):
             raise MessageError(f"{where}: is not an object with role and content")
+        message = with_tool_calls(message, f"{where}.")
+        found.append(message)
         if (role := message.get("role")) not in roles:
             raise MessageError(f"{where}.role: is {role!r}, not one of {', '.join(roles)}")
         check_content(message, f"{where}.")
-    return tuple(messages)
+    return tuple(found)
+
+
+def with_tool_calls(message: Message, where: str = "") -> Message:
+    """The message with a `function_call`, OpenAI's former key, as a tool call, and role ``function`` as ``tool``.
+
+    These have no ids, so the function's name is the id. Raises `MessageError`, with `where` before the field.
+    """
+    found = {key: value for key, value in message.items() if key != "function_call"}
+    if message.get("role") == "function":
+        if not isinstance(name := message.get("name"), str):
+            raise MessageError(f"{where}name: is not the name of the function whose answer this is")
+        found |= {"role": "tool", "tool_call_id": name}
+    if (call := message.get("function_call")) is not None:
+        if message.get("tool_calls"):
+            raise MessageError(f"{where}function_call: is there beside tool_calls; leave out one")
+        if not _is_call(call) or "function" in call:
+            raise MessageError(f"{where}function_call: is not a call with the name of a function")
+        found["tool_calls"] = [{"id": call["name"], "type": "function", "function": call}]
+    return found
 
 
 def check_last(messages: Sequence[Message], name: str, roles: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sheepop.core.device import return_freed_memory
 from sheepop.model import LossSums
 from sheepop.model.experts import Routing
 from sheepop.train.evaluation_weights import EvaluationWeights
@@ -108,6 +109,7 @@ class StepRunner:
         of each micro-batch, to seed its random numbers. With `verified`, everything is computed twice and compared.
         """
         placement = self.placement
+        self._return_memory()
         placement.zero_gradients()
         placement.begin_step()
         with torch.no_grad(), placement.arithmetic():
@@ -161,7 +163,13 @@ class StepRunner:
         self.is_updating = False
         return Outcome(found.losses, objective, loss, norm, is_taken)
 
+    def _return_memory(self) -> None:
+        """Returns freed memory to the system before the first step, whose gradients and optimizer state last."""
+        if self.placement.device == "cpu" and not any(optimizer.state for optimizer in self.optimizers):
+            return_freed_memory()
+
     def _move(self, rate: float | None, left_out: Tensor | None = None) -> None:
+        self._return_memory()
         self.is_updating = True
         if rate is not None:
             set_learning_rate(self.optimizers, rate)

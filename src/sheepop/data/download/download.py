@@ -74,14 +74,17 @@ def download_dataset(
     return {"path": str(target), **record, "next": _suggestion(target, record)}
 
 
-def dataset_files(name: str, output: Path = Path("data"), console: Console | None = None) -> list[Path]:
+def dataset_files(
+    name: str, output: Path = Path("data"), console: Console | None = None, columns: str = "tuning.columns"
+) -> list[Path]:
     """The files of a split of the dataset `name`, by default of ``train``, downloaded below `output`.
 
-    Raises `UsageError` for a name with a column, and what `download_dataset` raises.
+    Raises `UsageError` for a name with a column, which says that the setting `columns` names them, and what
+    `download_dataset` raises.
     """
     request = find(name)
     if name.startswith(HUB) and request.column is not None:
-        raise UsageError(f"{name} names a column. Leave it out, and name columns with tuning.columns.")
+        raise UsageError(f"{name} names a column. Leave it out, and name columns with {columns}.")
     if request.split is None:
         name = f"{name}:train"
     record = download_dataset(name, output, console=console)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import validate
+from sheepop.core.config import merge, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
+from sheepop.data.download.catalog import HUB
 from sheepop.jobs.config import SheepOpConfig, read_settings
+from sheepop.jobs.hub_files import local_files
 from sheepop.jobs.recipe import Completed, Draft, complete, draft
 from sheepop.jobs.run.record import resume_command
 from sheepop.model import ModelConfig
@@ -104,6 +106,14 @@ class RunRequest:
         from sheepop.jobs.bench import training_speed  # which loads torch
 
         return complete(self.draft, training_speed, self.console)
+
+    def with_local_text(self) -> Self:
+        """The request with text of datasets on the hub downloaded, in place of their names."""
+        paths = self.settings.data.paths
+        if self.settings.tuning.method is not None or not any(path.startswith(HUB) for path in paths):
+            return self
+        files = local_files(paths, "data.extract.template", self.console)
+        return replace(self, given=merge(self.given, {"data": {"paths": files}, "output_dir": str(self.path)}))
 
     @cached_property
     def path(self) -> Path:

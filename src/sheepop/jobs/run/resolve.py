@@ -19,6 +19,7 @@ from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import Budget, RunRecord, StageTimes, circumstances
 from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.accounting.memory import training_bytes
@@ -64,6 +65,8 @@ _UNSHARED: Mapping[Method, Mapping[str, str]] = {
 """The kinds of ranks that a method of post-training does not support, each with the reason."""
 # A micro-batch of a finished model may need as much as this, however small the model is.
 _MODEST_BYTES = 10**9
+# A CPU is about as fast with this many tokens in a micro-batch as with more, which only need more memory.
+_CPU_TOKENS = 256
 # More numbers than any network saves for a token, layer and unit of width.
 _MOST_SAVED = 100
 
@@ -130,7 +133,7 @@ def in_memory(
     if chooses_rows:
         training = _fitting(task, training, given.get("training") or {}, length, device)
     return resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(task.config, training, length, device), device
+        training, lambda: bytes_of_a_step(task.config, training, length, device, task.origin), device
     )
 
 
@@ -139,15 +142,16 @@ def _fitting(
 ) -> TrainingConfig:
     """`training` of a finished model with open settings chosen such that a step on rows of `length` fits into memory.
 
-    A micro-batch may need as much memory as the weights with their gradients and optimizer, or 1 GB. If not even one
-    row fits beside them, blocks are recomputed.
+    A micro-batch may need as much memory as the weights with their gradients and optimizer, or 1 GB, and on a CPU has
+    at most 256 tokens. If not even one row fits beside the weights, blocks are recomputed.
     """
     model, usable, given_rows = task.config.model, usable_memory(training, device), training.micro_batch_size
     whole = math.gcd(training.global_batch_size, *(size for _, size in training.batch_size_warmup))
     if given_rows is None and 4 * whole * length * _MOST_SAVED * model.d_model * model.num_layers < _MODEST_BYTES:
         return training
-    for rows in [given_rows] if given_rows is not None else [n for n in range(whole, 0, -1) if whole % n == 0]:
-        needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device)
+    most = max(1, _CPU_TOKENS // length) if device == "cpu" else whole
+    for rows in [given_rows] if given_rows is not None else [n for n in range(most, 0, -1) if whole % n == 0]:
+        needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device, task.origin)
         peak = needed.peak("none", 0)
         if peak <= min(usable, needed.loss + needed.state + max(needed.state, _MODEST_BYTES)):
             break
@@ -177,16 +181,9 @@ def _measured(task: Task, device: str, num_ranks: int) -> StepTime | None:
     training = task.config.training
     if not needs_measuring(training, device):
         return None
-    timing = measure_step(
-        lambda: build_network(task, device),
-        task.batches(),
-        task.objective(),
-        training,
-        device,
-        seconds=measuring_seconds(training),
-        console=task.console,
-        shape=_step_shape(task),
-    )
+    steps, shape = (task.batches(), task.objective(), training, device), _step_shape(task)
+    seconds, console = measuring_seconds(training), task.console
+    timing = measure_step(lambda: build_network(task, device), *steps, seconds=seconds, console=console, shape=shape)
     return replace(timing, seconds=timing.seconds / num_ranks)
 
 
@@ -362,8 +359,10 @@ def build_network(task: Task, device: str) -> Transformer:
     return model
 
 
-def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int, device: str) -> StepBytes:
-    """The memory of a step, in the candidate precision that needs most."""
+def bytes_of_a_step(
+    config: SheepOpConfig, training: TrainingConfig, length: int, device: str, origin: Fork | None = None
+) -> StepBytes:
+    """The memory of a step, in the candidate precision that needs most; frozen weights are as `origin` stores them."""
     rows = training.micro_batch_size or training.global_batch_size
     found = [
         step_bytes(config.model, training, precision, rows, length, device)
@@ -373,7 +372,8 @@ def bytes_of_a_step(config: SheepOpConfig, training: TrainingConfig, length: int
     if config.tuning.lora is None:
         return most
     # The frozen weights; those of adapters are few.
-    return replace(most, state=training_bytes(config.model, training.optimizer, "fp32").weights)
+    frozen = training_bytes(config.model, training.optimizer, "fp32").weights if origin is None else origin.weight_bytes
+    return replace(most, state=frozen)
 
 
 def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:

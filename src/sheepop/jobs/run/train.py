@@ -68,11 +68,12 @@ def train(
     works on the run.
     """
     request.check()
+    if request.ranks.is_first:
+        request = request.with_local_text()
     if request.ranks.is_first and not request.resumes:
         RunDirectory(request.path).require_place(request.replaces)
-        elsewhere = ("://",) if request.settings.tuning.method is None else ("://", HUB)
         paths = request.settings.data.paths
-        require_paths(Path(place) for place in paths if not any(mark in place for mark in elsewhere))
+        require_paths(Path(place) for place in paths if "://" not in place and not place.startswith(HUB))
     # These load torch, which a refused request does not need.
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run

@@ -27,8 +27,8 @@ from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
 from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import MixtureSchedule, PartOrder
-from sheepop.data.download.catalog import HUB
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.hub_files import local_files
 from sheepop.jobs.recipe import MOST_ROW_TOKENS
 from sheepop.jobs.task.corpus_batches import source_members, source_seed
 from sheepop.jobs.task.interface import Task
@@ -167,12 +167,7 @@ class ExampleTask(Task):
 
     def files(self, paths: Sequence[str]) -> list[Path]:
         """The files at `paths`; those of data sets on the hub are downloaded first, below ``data``."""
-        if not any(path.startswith(HUB) for path in paths):
-            return [Path(path) for path in paths]
-        from sheepop.data.download.download import dataset_files  # which loads the hub's client
-
-        each = (dataset_files(path, console=self.console) if path.startswith(HUB) else [Path(path)] for path in paths)
-        return [file for files in each for file in files]
+        return [Path(path) for path in local_files(paths, "tuning.columns", self.console)]
 
     def template(self, tokenizer: Tokenizer) -> ChatTemplate:
         """Opens the chat template of a tokenizer with the variables of the settings; the caller closes it."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sheepop.adapt.quantization import weight_bytes
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.identity import identities
 from sheepop.checkpoint.model_description import read_adapter_config, read_quantization
@@ -37,6 +38,11 @@ class Fork:
     def forget(self) -> None:
         """Frees the memory of the model; the next access to `loaded` reads it again."""
         self.__dict__.pop("loaded", None)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of its weights in memory, as they are stored: integers stay integers."""
+        return weight_bytes(self.loaded.model.parameters())
 
     @property
     def is_quantised(self) -> bool:

@@ -31,7 +31,7 @@ from sheepop.tokenizer import Tokenizer
 from sheepop.tokenizer.messages import message_text
 
 JUDGE, CODE = "judge", "code"
-_CHILD = "sheepop.jobs.task.reward_child"
+_CHILD = "sheepop.jobs.task.program_child"
 _MEMORY_BYTES = 2**31
 _ATTEMPTS = 5
 _EXPECTED = 'Give the address of a service that replies {"rewards": [...]} to {"answers": [...]}.'
@@ -72,7 +72,7 @@ class ModelReward(Reward):
 class ProgramReward(Reward):
     """The function ``reward`` of a Python file, run in a separate process with limits.
 
-    Its parameters say what it gets; see `reward_child`. It has `seconds` for each answer, 2 GiB of memory, and no
+    Its parameters say what it gets; see `program_child`. It has `seconds` for each answer, 2 GiB of memory, and no
     network if Linux allows that. If it `may_fail`, answers for which it fails get None.
     """
 
@@ -252,8 +252,8 @@ def open_reward(
     try:
         reward: Reward
         if place == JUDGE:
-            if judge is None:
-                raise ConfigError("The reward judge needs settings (tuning.judge), which a run of ppo or grpo has.")
+            if judge is None or judge.by is None:
+                raise ConfigError("The reward judge needs tuning.judge.by, a chat model or the address of a server.")
             reward = JudgeReward(judge, device, may_fail=may_fail)
         elif place == CODE:
             reward = CodeReward(code or CodeConfig(), may_fail=may_fail)

@@ -24,6 +24,7 @@ from sheepop.core.random import derive_seed
 from sheepop.data import Batches, SampleOrder
 from sheepop.data.batches import IGNORED_LABEL, check_indices
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.task.environment import Environment
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.preferences import without_dropout
 from sheepop.jobs.task.reward_sources import open_rewards
@@ -31,7 +32,6 @@ from sheepop.model import Transformer
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import EnvironmentConfig, GRPOConfig, PPOConfig, SamplingConfig
 from sheepop.posttrain.conversations import Conversing
-from sheepop.posttrain.environment import Environment
 from sheepop.posttrain.example_batches import ExampleRows
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.policy import (

@@ -22,6 +22,7 @@ from sheepop.core.facts import counted, visible
 from sheepop.core.files import atomic_directory
 from sheepop.jobs.run.resolve import bytes_of_a_step, in_memory
 from sheepop.jobs.task.examples import TOKENIZER, ExampleTask, require_examples, with_template
+from sheepop.jobs.task.fork import Fork
 from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import RowError, read_rows
 from sheepop.posttrain.templates import READY
@@ -97,7 +98,7 @@ class Decision:
         device = resolve_device(task.config.device)
         with tempfile.TemporaryDirectory() as directory:
             settings = task.config.replace(model=network.model_dump())
-            task = type(task)(settings, RunDirectory(Path(directory)), task.console)
+            task = type(task)(settings, RunDirectory(Path(directory)), task.console, Fork(place))
             with atomic_directory(task.directory) as built:
                 task.build_in(built, source, _end_ids(place))
             task = task.with_row_length().with_batch(given)
@@ -105,7 +106,7 @@ class Decision:
             with task.template(tokenizer) as template:
                 marks = template.marks_answers()
             training = in_memory(task, task.config.training, given, device, chooses_rows=True)
-            needed = bytes_of_a_step(task.config, training, batches.max_length, device)
+            needed = bytes_of_a_step(task.config, training, batches.max_length, device, task.origin)
             recomputes, blocks = training.activation_checkpointing, training.checkpointed_blocks or network.num_layers
             assert recomputes != "auto"
             epoch = training.batch_sizes().steps_to(batches.num_samples)

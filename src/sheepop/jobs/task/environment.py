@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, TimeLimitError
 from sheepop.core.errors import ConfigError, TrainingError
-from sheepop.tokenizer.messages import Message, MessageError, check_messages
+from sheepop.posttrain.conversations import Reply, State
+from sheepop.tokenizer.messages import MessageError, check_messages
 
-_CHILD = "sheepop.posttrain.environment_child"
+_CHILD = "sheepop.jobs.task.program_child"
 _MEMORY_BYTES = 2**31
-
-
-class Reply(NamedTuple):
-    """What an environment answers: messages, a reward, and whether the conversation is done."""
-
-    messages: tuple[Message, ...]
-    reward: float = 0.0
-    is_done: bool = False
-
-
-class State(NamedTuple):
-    """A conversation as an environment sees it: its number, the row and seed it begins with, and the model's messages.
-
-    The environment's answer to the last message depends on nothing else.
-    """
-
-    number: int
-    row: Mapping[str, Any]
-    seed: int
-    said: Sequence[Message]
 
 
 class Environment:
