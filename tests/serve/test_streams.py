@@ -118,3 +118,29 @@ def test_the_parts_of_streams_add_up_while_the_loop_is_busy(busy: Live) -> None:
                 assert_same(one, other)
 
     asyncio.run(all_of_them())
+
+
+def test_the_work_for_the_log_probabilities_of_a_stream_grows_with_its_tokens(
+    busy: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the tokens that are looked up: twice as many for twice the text."""
+    tokenizer, counts = model_of(busy.registry, "plain").tokenizer, list[int]()
+    look_up = tokenizer.token_bytes
+
+    def counted(token_id: int) -> bytes:
+        counts[-1] += 1
+        return look_up(token_id)
+
+    monkeypatch.setattr(tokenizer, "token_bytes", counted)
+
+    async def both() -> None:
+        async with httpx.AsyncClient(base_url=busy.url, timeout=60) as client:
+            for length in (40, 80):
+                counts.append(0)
+                asked = {"model": "plain", "prompt": "Once", "logprobs": 2, "max_tokens": length, "min_tokens": length}
+                (choice,) = await streamed(client, asked)
+                assert len(choice["logprobs"]["tokens"]) == length
+
+    asyncio.run(both())
+    assert counts[0] >= 40
+    assert counts[1] <= 2.1 * counts[0]
