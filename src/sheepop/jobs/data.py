@@ -61,9 +61,10 @@ def build(
         console.warn("The query has no ORDER BY, so the database may return its rows in another order next time.")
     if not config.data.paths and requested is None:
         raise UsageError("There is no input. Name at least one file or folder.")
-    data = config.data.replace(paths=local_files(config.data.paths, "data.extract.template", console))
+    data = config.data
     if reads_pairs(config) or data.extract.pair is not None:
         data = pair_settings(data, data)
+    data = data.replace(paths=local_files(data.paths, "data.extract.template", console))
     with interrupts_advise("Finished work is kept; run the same command again to resume."):
         corpus = corpora.build_corpus(
             data,

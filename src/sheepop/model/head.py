@@ -20,6 +20,8 @@ from sheepop.model.loss import (
 )
 from sheepop.model.native_scoring import score_natively, suits_native_scoring
 
+_LARGE = 2**28  # bytes of a weight of which a second gradient costs more than computing logits again
+
 
 class Judged(NamedTuple):
     """The `logprobs` of tokens (M,) in nats, and their `ranks`: 1 plus the number of likelier tokens.
@@ -77,10 +79,10 @@ class OutputHead(nn.Linear):
     def begin_step(self) -> None:
         """Must be called before the first loss of a step. Frees the gradient's memory for reuse if `grad` is None.
 
-        The losses after the first one of a step add to `grad` in place.
+        The losses after the first one of a step add to the `grad` of a large weight in place.
         """
         if self._memory is not None and self.weight.requires_grad and self.weight.grad is None:
-            self._memory.weight = self.weight
+            self._memory.weight = self.weight if self.weight.nbytes >= _LARGE else None
             if self._gradient is None:
                 self._gradient = torch.empty_like(self.weight, requires_grad=False)
             self._memory.gradient = self._gradient
