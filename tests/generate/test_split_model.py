@@ -18,6 +18,7 @@ from sheepop.core.errors import ConfigError, RanksError, UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.engine import Engine
 from sheepop.generate.likelihood import LikelihoodScorer
+from sheepop.generate.runner import PagedRunner
 from sheepop.generate.split_model import Followers
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
@@ -142,4 +143,23 @@ def test_a_process_that_is_lost_is_named(
     os.kill(followers.processes[0].pid, signal.SIGKILL)
     followers.processes[0].wait()
     with pytest.raises(RanksError, match="A process with a part of the model was lost"):
+        generator.generate(["a"], GenerationConfig(max_new_tokens=4))
+
+
+def test_a_pass_that_fails_in_the_leading_process_ends_the_followers(
+    followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers.close()
+    save_model(tmp_path / "model", toy_model(), characters, {})
+    others = Followers(2, "cpu")
+    generator = Generator(others.load(tmp_path / "model", None).model, characters)
+
+    def failing(*_: object) -> torch.Tensor:
+        raise MemoryError("no room for the scores")
+
+    with monkeypatch.context() as patch, pytest.raises(RanksError, match="MemoryError: no room for the scores"):
+        patch.setattr(PagedRunner, "read", failing)
+        generator.generate(["a"], GenerationConfig(max_new_tokens=4))
+    assert all(process.poll() is not None for process in others.processes)
+    with pytest.raises(RanksError, match="have ended"):
         generator.generate(["a"], GenerationConfig(max_new_tokens=4))

@@ -99,17 +99,27 @@ class Followers:
     def together(self, kind: _Kind, number: int, content: Sequence[int]) -> Iterator[None]:
         """Sends a message to all followers; within the block this process takes its part in what they then compute.
 
-        Raises `RanksError` if a process is lost.
+        Raises `RanksError` if a process is lost, or if this one fails within the block. Both end all followers.
         """
         with self._lock:
+            if not self.close.alive:
+                raise RanksError("The processes with parts of the model have ended. Load the model in a new process.")
             try:
                 forgotten = [self._forgotten.pop() for _ in range(len(self._forgotten))]
                 broadcast([kind, number, len(forgotten), *forgotten, *content])
                 yield
-            except RuntimeError as error:
-                if (lost := loss_of_ranks(error)) is None:
+            except BaseException as error:
+                if kind == _Kind.LOAD and isinstance(error, SheepOpError):
+                    raise  # all processes refuse the model before they exchange anything
+                # The followers may wait for a part of the pass that this process will never compute.
+                self.close()
+                if not isinstance(error, Exception):
                     raise
-                raise RanksError(f"A process with a part of the model was lost. {lost}") from None
+                if (lost := loss_of_ranks(error)) is not None:
+                    raise RanksError(f"A process with a part of the model was lost. {lost}") from None
+                raise RanksError(
+                    f"A pass of the split model failed in the leading process: {type(error).__name__}: {error}"
+                ) from error
 
 
 class _Led:
