@@ -147,7 +147,11 @@ def test_a_process_that_is_lost_is_named(
 
 
 def test_a_pass_that_fails_in_the_leading_process_ends_the_followers(
-    followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    followers: Followers,
+    toy_model: ToyModel,
+    characters: CharTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     followers.close()
     save_model(tmp_path / "model", toy_model(), characters, {})
