@@ -65,8 +65,8 @@ def floats(response: Any) -> np.ndarray:
 
 def test_a_trace_is_the_models_own(client: Any, begun: dict[str, Any], trace: Trace) -> None:
     assert client.get("/models").json() == [
-        {"name": "chat", "chats": True, "encodes": False},
-        {"name": "plain", "chats": False, "encodes": False},
+        {"name": "chat", "chats": True, "encodes": False, "recorded": False},
+        {"name": "plain", "chats": False, "encodes": False, "recorded": False},
     ]
     assert [token["id"] for token in begun["tokens"]] == trace.token_ids
     assert "".join(token["text"] for token in begun["tokens"]) == "</script>A\\x1b[0m\nB"
@@ -269,7 +269,12 @@ def others() -> Iterator[Live]:
 def test_an_encoder_decoder_is_traced_with_its_target(others: Live) -> None:
     trace = Trace.of(tiny_network(**KINDS["pairs"]), CharTokenizer(), "a sheep", "ram")
     with httpx.Client(base_url=f"{others.url}/ui", timeout=30) as client:
-        assert client.get("/models").json()[0] == {"name": "pairs", "chats": False, "encodes": True}
+        assert client.get("/models").json()[0] == {
+            "name": "pairs",
+            "chats": False,
+            "encodes": True,
+            "recorded": False,
+        }
         begun = client.post("/traces", json={"prompt": "a sheep", "target": "ram", "model": "pairs"}).json()
         assert (begun["prompt"], begun["target"], begun["tensors"]) == ("a sheep", "ram", trace.names)
         assert [token["text"] for token in begun["source_tokens"]] == [*"a sheep", "<eos>"]

@@ -73,6 +73,14 @@ def serve(
     votes: Annotated[
         Path | None, typer.Option(help="The file that stores the votes given on the page.", show_default="server.votes")
     ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Record conversations in DIR, with placeholders for personal data; clients are told.",
+            show_default="server.log",
+        ),
+    ] = None,
     engine: Annotated[
         Literal["local", "ray"] | None,
         typer.Option(help="Run in this process or on a Ray cluster.", show_default="server.engine"),
@@ -116,6 +124,8 @@ def serve(
 
       sheepop serve runs/quickstart --ui
 
+      sheepop serve runs/quickstart --log logs/quickstart
+
       sheepop serve Qwen/Qwen3-0.6B --chat-template-kwargs '{"enable_thinking": false}'
 
       sheepop serve models/large --tensor-parallel 4
@@ -125,6 +135,7 @@ def serve(
     given = {
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "api_key": api_key, "engine": engine,
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
+        "log": log and str(log),
         "chat_template": chat_template and str(chat_template), "memory_budget": memory_budget,
         "cache_dtype": cache_dtype,
         "keep_alive": keep_alive, "adapter_directory": adapter_directory and str(adapter_directory),

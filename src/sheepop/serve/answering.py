@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from sheepop.serve.logprobs import Tokens
 from sheepop.serve.metrics import Metrics, Timing
 from sheepop.serve.pieces import ChatPieces, TextPieces, number_of
 from sheepop.serve.protocol import ApiError, CompletionRequest
+from sheepop.serve.recording import HEADERS, Recorder, Transcript
 from sheepop.serve.registry import Registry
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.worker import SideWork
@@ -47,6 +48,7 @@ _PARAMETERS = {
 } | {name: name for name in ("stop_token_ids", "chat_template_kwargs", "continue_final_message", "documents")}
 T = TypeVar("T")
 Written = AsyncGenerator[list[Update], None]
+Watched = AbstractContextManager[Callable[[list[Update]], None]]
 Chunks = AsyncIterator[list[dict[str, Any]]]
 """The chunks of a streamed chat in OpenAI's API, those of a step together; the last has the usage and no choices."""
 
@@ -102,6 +104,7 @@ class Answering:
     def __init__(self, registry: Registry, config: ServerConfig, doorkeeper: Doorkeeper) -> None:
         self.registry, self.config, self.doorkeeper = registry, config, doorkeeper
         self.metrics = Metrics(registry.models)
+        self.recorder = None if config.log is None else Recorder(config, doorkeeper, self.metrics)
         self.bodies = SideWork("bodies", threads=1, most=_MOST_BODIES)
 
     async def completion(self, requested: CompletionRequest, request: Request) -> Response:
@@ -164,10 +167,12 @@ class Answering:
             split = partial(AnswerText, requested, ticket.model.sections, ticket.model.begins_in(prompt))
             return await self._respond(answer, ChatPieces(answer, requested, split), requested, ticket, request, style)
 
-    async def json(self, value: dict[str, Any] | Callable[[], dict[str, Any]]) -> Response:
+    async def json(
+        self, value: dict[str, Any] | Callable[[], dict[str, Any]], headers: dict[str, str] | None = None
+    ) -> Response:
         """Answers with JSON that is made and written beside the event loop, since it may be large."""
         made = await self.bodies.do(value) if callable(value) else value
-        return Response(await self.bodies.do(written, made), media_type="application/json")
+        return Response(await self.bodies.do(written, made), media_type="application/json", headers=headers)
 
     async def ticket(self, request: Request, model: str) -> Ticket:
         """Admits a request to a model, which is loaded first if it is not; raises `ApiError`."""
@@ -199,42 +204,66 @@ class Answering:
         style: Style,
     ) -> Response:
         written = answer.write(self.config.deadline_seconds)
+        transcript, headers = None, {}
+        if self.recorder is not None and self.recorder.wants(requested):
+            transcript, headers = Transcript(answer, requested, request.url.path), HEADERS
+        watched = self._watched(answer, pieces, ticket.tenant, transcript)
         if requested.stream:
             # If the engine refuses the request, the status says so, which must precede the stream.
             await self.while_wanted(request, anext(written))
-            events = style.events(self._chunks(answer, written, pieces), answer.usage()["prompt_tokens"])
-            return _EventStream(events, style.media_type, written, ticket.transfer())
-        await self.while_wanted(request, self._write(answer, written, pieces))
+            events = style.events(self._chunks(answer, written, pieces, watched), answer.usage()["prompt_tokens"])
+            return _EventStream(events, style.media_type, written, ticket.transfer(), headers)
+        await self.while_wanted(request, self._write(written, pieces, watched))
         choices = [pieces.whole(update, number) for number, update in enumerate(answer.whole())]
-        return await self.json(style.whole({**answer.head(), "choices": choices, "usage": answer.usage()}))
+        return await self.json(style.whole({**answer.head(), "choices": choices, "usage": answer.usage()}), headers)
 
-    async def _write(self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces) -> None:
-        timing = Timing(self.metrics, answer.model.name)
-        try:
+    async def _write(self, written: Written, pieces: TextPieces | ChatPieces, watched: Watched) -> None:
+        with watched as step:
             async with aclosing(written):
                 async for updates in written:
                     if updates:
-                        timing.token()
+                        step(updates)
                     for update in updates:
                         pieces.add(update, number_of(update))
-        finally:
-            self._count(answer)
 
-    async def _chunks(self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces) -> Chunks:
+    async def _chunks(
+        self, answer: Answer, written: Written, pieces: TextPieces | ChatPieces, watched: Watched
+    ) -> Chunks:
         """Yields the answer as chunks, those of a step together."""
-        timing = Timing(self.metrics, answer.model.name)
         head = answer.head(".chunk" if answer.kind == "chat.completion" else "")
-        try:
+        with watched as step:
             async for updates in written:
-                timing.token()
+                step(updates)
                 yield [
                     {**head, "choices": [choice]}
                     for update in updates
                     for choice in pieces.piece(update, number_of(update))
                 ]
             yield [{**head, "choices": [], "usage": answer.usage()}]
+
+    @contextmanager
+    def _watched(
+        self, answer: Answer, pieces: TextPieces | ChatPieces, tenant: str, transcript: Transcript | None
+    ) -> Iterator[Callable[[list[Update]], None]]:
+        """Times the steps of an answer, of which the block tells; then counts it, and records a `transcript` of it."""
+        timing = Timing(self.metrics, answer.model.name)
+
+        def step(updates: list[Update]) -> None:
+            timing.token()
+            if transcript is not None:
+                transcript.add(updates)
+
+        error: BaseException | None = None
+        try:
+            yield step
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             self._count(answer)
+            if transcript is not None and self.recorder is not None:
+                transcript.end(error)
+                self.recorder.record(transcript, pieces, tenant)
 
     def _count(self, answer: Answer) -> None:
         usage = answer.usage()
@@ -265,8 +294,10 @@ class Ticket:
 class _EventStream(StreamingResponse):
     """A stream of events that ends its generation and closes `stack` even if it is never read."""
 
-    def __init__(self, events: Any, media_type: str, written: Written, stack: ExitStack) -> None:
-        super().__init__(events, media_type=media_type, headers={"Cache-Control": "no-cache"})
+    def __init__(
+        self, events: Any, media_type: str, written: Written, stack: ExitStack, headers: dict[str, str]
+    ) -> None:
+        super().__init__(events, media_type=media_type, headers={"Cache-Control": "no-cache", **headers})
         self._events, self._written, self._stack = events, written, stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,13 +57,19 @@ def create_app(
         assert runs is not None
         votes = VotesFile(Path(config.votes).absolute())
         # Inside is last: its route for files matches any name.
-        page = [RunsPage(runs, votes), Arena(registry, votes, prompts, config.deadline_seconds), Inside(registry)]
+        page = [
+            RunsPage(runs, votes),
+            Arena(registry, votes, prompts, config.deadline_seconds),
+            Inside(registry, records=config.log is not None),
+        ]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(registry.close)
         answering.bodies.close()
+        if answering.recorder is not None:
+            await asyncio.to_thread(answering.recorder.close)
         for part in page:
             part.close()
 
@@ -86,6 +92,8 @@ def create_app(
         "/tokenize": (service.tokenize, replies.Tokens),
         "/detokenize": (service.detokenize, replies.Text),
     }
+    if answering.recorder is not None:
+        endpoints["/v1/votes"] = (answering.recorder.vote, replies.Recorded)
     # The APIs of others; the media type of streams.
     translated: dict[str, tuple[Callable[..., Any], str | None]] = {
         "/v1/messages": (Messages(answering).messages, MessagesStyle.media_type),

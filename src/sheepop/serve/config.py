@@ -52,6 +52,13 @@ class ServerConfig(Config):
     """Serve a page that looks inside the models, at `/ui`; it needs no key, and only this machine can open it."""
     votes: PathText = "votes.jsonl"
     """The file where the page saves your votes between two answers, for `sheepop tune dpo` and `reward`."""
+    log: PathText | None = None
+    """The directory of the log of conversations: prompts, answers, votes and times, with placeholders for personal data
+    and secrets; `null` records nothing."""
+    log_memory: float = Field(default=1.0, ge=0.05)
+    """GiB for the log; the oldest files are removed when it is larger."""
+    log_days: float = Field(default=90.0, gt=0)
+    """How many days the files of the log are kept."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat templates to read, such as `{enable_thinking: false}`, unless a request gives others."""
     chat_template: PathText | None = None
@@ -133,6 +140,8 @@ class ServerConfig(Config):
             raise ValueError("certificate and private_key: TLS needs both, or neither")
         if self.ui and self.engine == "ray":
             raise ValueError("ui looks into models of this process; choose engine = local")
+        if self.log is not None and self.engine == "ray":
+            raise ValueError("log records the models of this process; choose engine = local")
         if self.ui and (self.api_keys is not None or self.api_key is not None):
             raise ValueError("ui works without keys, so it cannot be combined with api_keys; serve it separately")
         return self

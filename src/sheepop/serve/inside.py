@@ -40,10 +40,13 @@ class TraceRequest(RequestModel):
 
 
 class Inside:
-    """The latest traces, by number; the one viewed longest ago is dropped when there are too many."""
+    """The latest traces, by number; the one viewed longest ago is dropped when there are too many.
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry, self._numbers = registry, itertools.count(1)
+    `records` tells the page that the server records conversations.
+    """
+
+    def __init__(self, registry: Registry, *, records: bool = False) -> None:
+        self._registry, self._records, self._numbers = registry, records, itertools.count(1)
         # Only the worker thread accesses these; the last one is the one that was viewed last.
         self._traces: OrderedDict[int, Trace] = OrderedDict()
         self._work = SideWork("traces", threads=1, most=_KEPT)
@@ -78,10 +81,13 @@ class Inside:
         return Response(found.read_bytes(), media_type=kind, headers=HEADERS)
 
     async def models(self) -> JSONResponse:
-        """The models that can be traced, and whether each has a chat template and an encoder."""
-        cards = self._registry.cards()
+        """The models that can be traced: whether each has a chat template and an encoder, and is recorded."""
+        found = [(card.name, card.about) for card in self._registry.cards()]
         return json_answer(
-            [{"name": card.name, "chats": card.about.chats, "encodes": card.about.encodes} for card in cards]
+            [
+                {"name": name, "chats": about.chats, "encodes": about.encodes, "recorded": self._records}
+                for name, about in found
+            ]
         )
 
     async def reload(self) -> JSONResponse:

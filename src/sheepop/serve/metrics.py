@@ -40,6 +40,9 @@ class Metrics:
         self.duration = Histogram(
             "sheepop_request_seconds", "From a request to its end.", ["path"], buckets=_SECONDS, registry=own
         )
+        self.unrecorded = Counter(
+            "sheepop_unrecorded", "Answers and votes that could not be written to the log.", registry=own
+        )
         self.open = Gauge("sheepop_open_connections", "Requests whose answers are not complete.", registry=own)
         self._registry.register(_Engines(models))
 

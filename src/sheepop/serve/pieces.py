@@ -99,6 +99,13 @@ class ChatPieces:
 
     def whole(self, update: Update, number: int) -> dict[str, Any]:
         """A finished choice, whose updates were added; `update` has its end."""
+        message = self.message(number)
+        reason = "tool_calls" if "tool_calls" in message else _FINISH[update.finish_reason]
+        logprobs = self._logprobs(number)
+        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}
+
+    def message(self, number: int) -> dict[str, Any]:
+        """The message of a choice, as far as its updates were added."""
         parts = self._begun[number].parts
         said, reasoning = "".join(part.said for part in parts), "".join(part.reasoning for part in parts)
         calls = [call for part in parts for call in part.calls]
@@ -107,9 +114,7 @@ class ChatPieces:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        reason = "tool_calls" if calls else _FINISH[update.finish_reason]
-        logprobs = self._logprobs(number)
-        return {"index": number, "message": message, "logprobs": logprobs, "finish_reason": reason, **_stop(update)}
+        return message
 
     def piece(self, update: Update, number: int) -> list[dict[str, Any]]:
         """The new pieces of a choice after a step: the role, once, then text, tool calls, and the finish reason."""

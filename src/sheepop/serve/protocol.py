@@ -31,6 +31,7 @@ MODEL_PATHS = (
     "/detokenize",
     "/v1/messages",
     "/v1/responses",
+    "/v1/votes",
     "/v1/score",
     "/v1/rerank",
     "/v1/load_lora_adapter",
@@ -187,8 +188,9 @@ class SamplingRequest(RequestModel):
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
-    # These change no answer: nothing is stored, there is one tier, and prefixes are found by their tokens.
+    # The log of a server records no answer whose client sends false.
     store: bool = False
+    # These change no answer: there is one tier, and prefixes are found by their tokens.
     metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None

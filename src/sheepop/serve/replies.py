@@ -48,6 +48,7 @@ EmbeddingList = _shape(
 )  # fmt: skip
 PromptTokensDetails = _shape("PromptTokensDetails", "How many tokens of prompts were in the cache.", cached_tokens=int)
 Version = _shape("Version", "The version of the server.", version=str)
+Recorded = _shape("Recorded", "A vote that was recorded.", id=str, recorded=Literal[True])
 Score = _shape("Score", "How alike a pair of texts is, from -1 to 1.", index=int, object=Literal["score"], score=float)
 ScoreList = _shape(
     "ScoreList", "The scores of all pairs.", id=str, object=Literal["list"], model=str, data=_many(Score),

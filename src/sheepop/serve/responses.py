@@ -126,6 +126,7 @@ class ResponsesRequest(RequestModel):
         )
         values = {
             **self.model_dump(include={"model", "temperature", "top_p", "stream", "parallel_tool_calls"}),
+            **self.model_dump(include={"store"}, exclude_unset=True),
             "messages": [*system, *earlier, *self.messages()],
             "max_tokens": self.max_output_tokens,
             "tools": [{"type": "function", "function": _given(tool)} for tool in self.tools or ()] or None,

@@ -22,6 +22,9 @@ const query = (settings) => new URLSearchParams(Object.entries(settings).filter(
 export const get = async (path, settings = {}) => (await request(`/ui/${path}?${query(settings)}`)).json();
 export const post = async (path, body) => (await request(`/ui/${path}`, posted(body))).json();
 
+// A vote on an answer that the server recorded: 1 is good, -1 is bad.
+export const judge = async (id, vote) => (await request("/v1/votes", posted({ id, vote }))).json();
+
 // A new trace of a text, or of token ids; an encoder-decoder also has a target.
 export const begin = (model, prompt, target) => post("traces", { model, prompt, target });
 

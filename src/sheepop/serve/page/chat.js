@@ -1,6 +1,6 @@
 // The chat: one model or two, all settings of the sampler, the probability of each token, and votes.
 
-import { events, post } from "./api.js";
+import { events, judge, post } from "./api.js";
 import { choice, element, heading, share, visible } from "./draw.js";
 
 // Name in the API: label and default value ("" means the server's default).
@@ -24,7 +24,9 @@ export async function open(page) {
   const stop = element("input", { value: page.chosen.stop ?? "", placeholder: "a text that ends the answer" });
   const system = element("textarea", { rows: 2, value: page.chosen.system ?? "", placeholder: "Instructions for the model" });
   const sure = element("input", { type: "checkbox", checked: page.chosen.sure === "yes" });
-  page.controls.append(element("form", {}, model, beside, element("label", { className: "box" }, sure, "Probabilities")),
+  const records = page.models.some((each) => each.recorded), record = element("input", { type: "checkbox", checked: page.chosen.record !== "no" });
+  page.controls.append(element("form", {}, model, beside, element("label", { className: "box" }, sure, "Probabilities"),
+    ...(records ? [element("label", { className: "box" }, record, "Record this conversation")] : [])),
     element("details", {}, element("summary", {}, "Settings"), element("div", { className: "knobs" },
       ...Object.entries(SETTINGS).map(([name, [label]]) => element("label", {}, label, knobs[name])), element("label", {}, "Stop", stop),
       element("label", { className: "wide" }, "System", system))));
@@ -42,10 +44,12 @@ export async function open(page) {
 
   function remember() {
     const values = Object.fromEntries(Object.entries(knobs).map(([name, knob]) => [name, knob.value]));
-    page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, sure: sure.checked ? "yes" : "" });
+    page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, sure: sure.checked ? "yes" : "",
+      record: records && !record.checked ? "no" : "" });
     page.called("Chat");
     log.classList.toggle("sure", sure.checked);
-    page.say(chats() ? "" : "A model without a chat template continues the plain text.");
+    page.say([chats() ? "" : "A model without a chat template continues the plain text.",
+      records && record.checked ? "This server records conversations, with placeholders for personal data." : ""].join(" ").trim());
   }
 
   function request(name, prompt, place) {
@@ -54,15 +58,16 @@ export async function open(page) {
     // With the same seed, two copies of a model would give the same answer.
     if (settings.seed != null) settings.seed += place;
     if (stop.value) settings.stop = stop.value;
-    const common = { model: name, stream: true, ...settings };
+    const common = { model: name, stream: true, ...settings, ...(records && !record.checked ? { store: false } : {}) };
     return chats() ? ["/v1/chat/completions", { ...common, messages: prompt, logprobs: true, top_logprobs: ALTERNATIVES }]
       : ["/v1/completions", { ...common, prompt, logprobs: ALTERNATIVES }];
   }
 
   async function write(name, prompt, place, into) {
-    let text = "", end = null, thought = null;
+    let text = "", end = null, thought = null, id = null;
     for await (const event of events(...request(name, prompt, place), stopping.signal)) {
       const found = event.choices[0];
+      id = event.id;
       if (!found) continue;
       const tokens = sureness(found.logprobs), reasoning = found.delta?.reasoning_content;
       const piece = reasoning ?? (found.delta ? found.delta.content ?? "" : found.text);
@@ -75,7 +80,25 @@ export async function open(page) {
       end = found.finish_reason ?? end;
     }
     if (end === "length") into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
+    if (records && record.checked) into.after(opinion(id));
     return text;
+  }
+
+  // Buttons that record whether an answer is good.
+  function opinion(id) {
+    const row = element("div", { className: "knobs" }, ...[["Good", 1], ["Bad", -1]].map(([label, vote]) => {
+      const button = element("button", { type: "button", ariaPressed: "false" }, label);
+      button.addEventListener("click", async () => {
+        try {
+          await judge(id, vote);
+          for (const each of row.children) each.ariaPressed = String(each === button);
+        } catch (error) {
+          page.say(error.message, true);
+        }
+      });
+      return button;
+    }));
+    return row;
   }
 
   function settle(place) {
@@ -144,7 +167,7 @@ export async function open(page) {
   composer.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
   halt.addEventListener("click", () => stopping?.abort());
   again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; log.replaceChildren(); });
-  for (const each of [model.select, beside.select, sure, stop, system, ...Object.values(knobs)]) each.addEventListener("change", remember);
+  for (const each of [model.select, beside.select, sure, record, stop, system, ...Object.values(knobs)]) each.addEventListener("change", remember);
   remember();
   page.view.prepend(...heading("Chat with a model", "Point at a token of an answer to see its probability under the model and the "
     + "alternatives. With a second model beside the first, vote for the better answer: votes are saved as preferences."));
