@@ -27,6 +27,7 @@ from sheepop.cli import (
     generate,
     launch,
     models,
+    monitor,
     quantize,
     quickstart,
     runs,
@@ -74,6 +75,7 @@ app.command("serve", cls=ConfiguredCommand, **_USE)(serve.serve)
 app.command("score", **_MEASURE)(score.score)
 app.add_typer(evaluate.app, name="eval", **_MEASURE)
 app.command("bench", **_MEASURE)(bench.bench)
+app.command("monitor", **_MEASURE)(monitor.monitor)
 app.command("ui", cls=ConfiguredCommand, **_LOOK)(ui.ui)
 app.command("trace", **_LOOK)(trace.trace)
 app.command("runs", **_LOOK)(runs.runs)

@@ -84,7 +84,8 @@ def share_interval(right: int, count: int) -> tuple[float, float]:
     share, spread = right / count, _Z**2 / count
     middle = (share + spread / 2) / (1 + spread)
     half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / (4 * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding would leave a trace of these ends.
+    return 0.0 if right == 0 else middle - half, 1.0 if right == count else middle + half
 
 
 def paired_bootstrap(

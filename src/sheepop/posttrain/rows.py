@@ -132,6 +132,11 @@ def read_rows(
         raise DataError(f"There are no examples in {', '.join(map(str, paths))}.{reason}")
 
 
+def as_row(value: Any, place: str, wanted: type[T]) -> T:
+    """Returns one line of a file as a row of the type `wanted`; raises `RowError` or `MessageError`."""
+    return _row(value, place, wanted, {}, False, Counter())
+
+
 def _is_undecided(value: Any) -> bool:
     """Whether a line is an arena vote that prefers neither answer."""
     return isinstance(value, dict) and {"vote", "answers", "models"} <= value.keys() and "chosen" not in value
