@@ -14,7 +14,7 @@ from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
 from sheepop.model import Transformer
-from sheepop.model.accounting.operations import step_flops
+from sheepop.model.accounting.cost import step_flops
 from sheepop.parallel.layout import Layout
 from sheepop.train import (
     Checkpointer,
