@@ -19,9 +19,8 @@ from sheepop.data.config import pair_settings
 from sheepop.data.corpus import Origin, trace_tokens
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
-from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.config import SheepOpConfig, load_config, local_files
 from sheepop.jobs.corpus_view import difference, file_record
-from sheepop.jobs.hub_files import local_files
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
 from sheepop.report.formatting import parse_size

@@ -56,11 +56,6 @@ class OpenRun:
         """The console of the first rank; the others are silent."""
         return self.request.console if self.request.ranks.is_first else Console.silent()
 
-    def keep(self, record: RunRecord) -> None:
-        """Replaces the record of the run, also in its directory."""
-        self.record = record
-        record.write(self.directory)
-
     def write_pace(self, pace: Pace) -> None:
         """Writes a changed number of steps into the settings of the run."""
         if self.request.ranks.is_first:
