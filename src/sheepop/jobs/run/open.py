@@ -65,7 +65,7 @@ class OpenRun:
 class FollowedRun(RunDirectory):
     """The directory of a run as the ranks after the first see it: they read it and change nothing."""
 
-    def _leave(self, *given: Any) -> None:
+    def _leave(self, *given: Any, **named: Any) -> None:
         """Does nothing; the first rank marks and removes checkpoints."""
 
     mark_best = forget_best = prune = forget_after = mark_latest = _leave
