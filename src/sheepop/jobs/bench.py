@@ -27,7 +27,9 @@ from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.recipe import ARCHITECTURE
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.accounting.cost import decoding_flops_per_token, training_flops_per_token
+from sheepop.model.accounting.saved_activations import Mode
 from sheepop.tokenizer import CharTokenizer
+from sheepop.train.activation_checkpointing import apply_activation_checkpointing
 from sheepop.train.budget import runner_here
 from sheepop.train.config import TrainingConfig
 from sheepop.train.objective import NextToken
@@ -36,7 +38,6 @@ from sheepop.train.source import PreparedStep
 
 _VOCABULARY = 4096  # for presets without a vocabulary size
 _BATCH = 8
-_LONGEST = 256
 _PROMPT = 16
 _PROBE_ROWS = 2
 _PROBE_SECONDS, _GLANCE_SECONDS = 0.5, 0.1  # of a round, and of a start on a machine that was measured before
@@ -90,14 +91,18 @@ def measure_training(
     seconds: float,
     *,
     rows: int = _BATCH,
+    longest: int = 256,
+    compiled: bool = False,
+    activation_checkpointing: Mode = "none",
 ) -> dict[str, Any]:
-    """Measures optimizer steps (forward, loss, backward, clipping, AdamW) on `rows` rows of up to 256 tokens."""
+    """Measures optimizer steps (forward, loss, backward, clipping, AdamW) on `rows` rows of up to `longest` tokens."""
     keep_freed_memory(device)  # as a run does
-    seq_len = min(config.max_seq_len, _LONGEST)
+    seq_len = min(config.max_seq_len, longest)
     model = build_model(config, 0, device)
     apply_precision(model, precision)
+    apply_activation_checkpointing(model, activation_checkpointing)
     training = TrainingConfig(global_batch_size=rows, precision=precision)
-    runner = runner_here(model, NextToken(), training, precision, device)
+    runner = runner_here(model, NextToken(), training, precision, device, compiled=compiled)
     batch = RandomBatches(config.vocabulary, seq_len).batch(np.arange(rows))
     prepared = PreparedStep.of(batch, rows, NextToken(), device=device)
 
@@ -165,7 +170,7 @@ class RandomBatches:
 def measure_generation(config: ModelConfig, device: str, precision: str, seconds: float) -> dict[str, Any]:
     """Measures greedy generation of one sequence with the engine: the time between streamed tokens."""
     model = build_model(config, 0, device).to(torch_dtype(precision))
-    length = min(config.max_seq_len, _LONGEST)
+    length = min(config.max_seq_len, 256)
     generator, prompt = Generator(model, CharTokenizer()), [CharTokenizer().bos_id] * _PROMPT
     num_new = length - _PROMPT
     settings = GenerationConfig(temperature=0, max_new_tokens=num_new, min_new_tokens=num_new)

@@ -267,13 +267,11 @@ def judge_models(models: Sequence[Path], requested: Judging, how: How, console: 
     judge_mark = blake2b(f"{requested.judge} {requested.judge_model}".encode(), digest_size=4).hexdigest()
     known_rows = output.with_name(f"{output.name}.{judge_mark}.verdicts.jsonl")
     known, _ = read_json_lines(known_rows)
-    with storage_errors(known_rows):
-        known_rows.parent.mkdir(parents=True, exist_ok=True)
     pairs = len(prompts) * len(models) * (len(models) - 1) // 2
     with (
         open_judge(requested.judge, requested.judge_model, requested.api_key, how) as judge,
         storage_errors(known_rows),
-        known_rows.open("a", encoding="utf-8") as file,
+        _made(known_rows).open("a", encoding="utf-8") as file,
         console.progress("Judging", pairs, "pairs") as progress,
     ):
 
@@ -308,3 +306,8 @@ def open_judge(
     generator = load_generator(judge, device=how.device, dtype=how.dtype)
     with ChatTemplate.of(generator.tokenizer) as template:
         yield LocalJudge(generator, template)
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

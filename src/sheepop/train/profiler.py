@@ -150,7 +150,7 @@ def watched(
 
 
 class OwnTime:
-    """Samples how much of the steps is own work of the thread that creates this, and not waiting.
+    """Samples how much of the steps the thread that creates this spends on its own work rather than waiting.
 
     Waiting is every exchange and every function whose code is in `waits`.
     """
@@ -233,7 +233,7 @@ class Suspicion:
     told: tuple[int, float] = (-1, 0.0)
 
     def confirmed(self, rank: int, waited: float, step: float) -> bool:
-        """Whether to report `rank`, which the others waited for `waited` of the `step` seconds of a step."""
+        """Whether to report `rank`, for which the others waited `waited` seconds of a step that took `step` seconds."""
         is_clear = waited > _CLEARLY * step
         self.count = (self.count + 1 if rank == self.rank else 1) if is_clear else 0
         self.rank = rank
