@@ -248,6 +248,6 @@ def _announce(run: OpenRun, parts: _Parts, state: TrainingState, layout: Layout 
         run.console.info(f"Layout: {planned.words}")
         planned.draw(picture)
         run.record = replace(record, layout=planned.words)
-    elif record.layout is not None:  # of an earlier start
-        picture.unlink(missing_ok=True)
+    else:
+        picture.unlink(missing_ok=True)  # of an earlier start
         run.record = replace(record, layout=None)
