@@ -31,7 +31,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.run import train as job
 from sheepop.jobs.run.request import RunRequest
-from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.accounting.cost import num_parameters
 from texts import code_files
 
 VOCABULARY = 2048

@@ -39,8 +39,7 @@ from sheepop.model import LossTerms, ModelConfig, Transformer, blank_model, posi
 from sheepop.model import fused as fusing
 from sheepop.model import logits as chunked
 from sheepop.model import loss as losses
-from sheepop.model.accounting.operations import training_flops_per_token
-from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.accounting.cost import num_parameters, training_flops_per_token
 from sheepop.model.attention.projections import PackedProjections
 from sheepop.train import TrainingConfig
 from sheepop.train.optimizers import build

@@ -19,7 +19,7 @@ from record import add_json_option, write_record
 from sheepop.core.device import resolve_device
 from sheepop.jobs.bench import measure_training
 from sheepop.model import ModelConfig
-from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.accounting.cost import num_parameters
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic
 
 

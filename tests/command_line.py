@@ -142,7 +142,6 @@ LOADED = (
     "sheepop.jobs.run.train",
     "sheepop.jobs.task.corpus",
     "sheepop.jobs.task.rewards",
-    "sheepop.parallel.stragglers",
     "sheepop.posttrain.example_batches",
     "sheepop.train.pipelined",
     "tests.pictures",

@@ -17,7 +17,7 @@ from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.paged_cache import PagedCache, bytes_per_block, reaches_of
 from sheepop.model import Transformer
-from sheepop.model.accounting.memory import cache_bytes
+from sheepop.model.accounting.cost import cache_bytes
 from sheepop.model.attention.choose import choose_kernel
 from sheepop.model.attention.kernel import absorbs
 from sheepop.model.probe import watch

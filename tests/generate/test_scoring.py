@@ -11,7 +11,7 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import Generator, likelihood
 from sheepop.generate.likelihood import LikelihoodScorer, score_text
 from sheepop.model import Transformer
-from sheepop.model.accounting.memory import pass_bytes
+from sheepop.model.accounting.cost import pass_bytes
 from sheepop.tokenizer import CharTokenizer
 
 Build = Callable[..., Transformer]

@@ -26,7 +26,6 @@ from sheepop.jobs.task.distillation import DistillTask
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.rewards import PolicyTask
 from sheepop.model import ModelConfig, build_model
-from sheepop.parallel.ranks import ALONE
 from sheepop.posttrain.config import CodeConfig, JudgeConfig
 from sheepop.posttrain.policy import RewardScores
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer
@@ -248,7 +247,7 @@ def test_the_score_of_distillation_is_the_divergence_on_sampled_answers(
     model, teacher = (load_model(place).model for place in (taught.run, improved.run))
     held_out = task.held_out()
     assert held_out is not None
-    written, total, count = task.held_out_answers(model, held_out, None, None, ALONE), 0.0, 0
+    written, total, count = task.held_out_answers(model, held_out), 0.0, 0
     for answer, transcript in zip(written.answers, written.transcripts, strict=True):
         ids, ((prompt, _),) = torch.tensor([answer.token_ids]), transcript.spans
         with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from sheepop.parallel.stragglers import OwnTime, Suspicion, latest
+from sheepop.train.profiler import OwnTime, Suspicion, latest
 
 from ..faults.conftest import DISTURBED
 from .conftest import Together, rows

@@ -18,9 +18,8 @@ from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.accounting import saved_activations
+from sheepop.model.accounting.cost import TrainingBytes, num_parameters, training_bytes
 from sheepop.model.accounting.live_bytes import LiveBytes
-from sheepop.model.accounting.memory import TrainingBytes, training_bytes
-from sheepop.model.accounting.parameters import num_parameters
 from sheepop.model.accounting.saved_activations import Activations, BlockBytes, count_activations, count_going_back
 from sheepop.model.logits import logits_bytes
 from sheepop.model.loss import cross_entropy_sum, linear_cross_entropy

@@ -91,7 +91,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def _tables(layer: nn.Module) -> Iterator[nn.Parameter]:
-    """The weights of an embedding, of which only some rows are read."""
+    """Yields the weights of an embedding, if the kernels have their data type."""
     if isinstance(layer, nn.Embedding | NgramEmbedding):
         yield from (weight for weight in layer.parameters(recurse=False) if weight.dtype in _FORMATS)
 

@@ -19,7 +19,7 @@ import yaml
 
 from sheepop.core.facts import counted
 from sheepop.model import ModelConfig
-from sheepop.model.accounting.parameters import num_active_parameters, num_parameters
+from sheepop.model.accounting.cost import num_active_parameters, num_parameters
 from sheepop.tokenizer import Tokenizer
 from sheepop.tokenizer.interface import CHAT_TEMPLATE
 

@@ -85,7 +85,7 @@ class ForeignModel:
 def with_stored(
     tensors: Mapping[str, LazyTensor], quantized: Mapping[str, Mapping[str, LazyTensor]]
 ) -> dict[str, LazyTensor]:
-    """Returns `tensors` with the parts of quantised matrices in place of these."""
+    """Returns `tensors`, with each quantised matrix replaced by its parts."""
     return {
         name: part for whole, tensor in tensors.items() for name, part in quantized.get(whole, {whole: tensor}).items()
     }

@@ -29,8 +29,8 @@ Stamp = tuple[str, int, int, int]
 class LinkedWeights:
     """The files of the model at `source`, a directory in Hugging Face's format or a GGUF file.
 
-    A `source` that is not absolute lies in the cache, beside the model directory. Of its files, which may be copied to
-    another cache, only the sizes are noted.
+    A `source` that is not absolute lies in the cache, beside the model directory. Only the
+    sizes of its files are noted, because they may be copied to another cache.
     """
 
     directory: Path
@@ -49,7 +49,7 @@ class LinkedWeights:
 
     @property
     def place(self) -> Path:
-        """Where the model is."""
+        """The path of the model."""
         return self.directory.parent / self.source
 
     @classmethod

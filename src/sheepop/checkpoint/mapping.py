@@ -225,7 +225,7 @@ class EmbeddingRoot(Field):
         return {"embedding_scale": max(1, settings["d_model"]) ** 0.5}
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields a refusal of embeddings with another scale or none."""
+        """Yields a refusal if the embeddings have another scale, or no scale."""
         root, own = config.d_model**0.5, config.embedding_scale or 1.0
         if not is_close(own, root):
             yield f"embedding_scale = {own:g}, but it multiplies embeddings by {root:g}"
@@ -285,18 +285,18 @@ def score_scale(config: ModelConfig) -> float:
 
 
 def sliding(config: ModelConfig) -> list[bool]:
-    """Returns for each layer whether it has a sliding window."""
+    """Returns one truth value per layer: whether the layer has a sliding window."""
     return [config.window(layer) is not None for layer in range(config.num_layers)]
 
 
 def sliding_layers(settings: Settings) -> list[bool]:
-    """Returns for each layer whether these settings give it a window."""
+    """Returns one truth value per layer: whether these settings give the layer a sliding window."""
     layers = settings.get("sliding_layers") or range(settings["num_layers"])
     return [bool(settings.get("sliding_window")) and layer in layers for layer in range(settings["num_layers"])]
 
 
 def all_but_every(period: int, num_layers: int) -> list[bool]:
-    """Returns for each layer whether it has a window, if all layers have one except every `period`-th."""
+    """Returns one truth value per layer: False for every `period`-th layer, which has no window, else True."""
     return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
 

@@ -120,7 +120,7 @@ class _Published:
 
     @property
     def candidates(self) -> list[HubFile]:
-        """The files that may be needed: of weights in several files, all that are beside their index."""
+        """The files that may be needed; for weights in several files, all files in the folder of their index."""
         if self.gguf or not self.has_weights:
             return self.gguf or self.description
         weights = [WEIGHTS] if WEIGHTS in self._files else [path for path in self._files if _SHARD.fullmatch(path)]

@@ -40,7 +40,7 @@ _LOG = logging.getLogger("sheepop.native")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel's functions, or None if there are none, and in words which kernel it is, or why there is none."""
+    """A kernel's functions (None without a kernel), and words that name the kernel or say why it is missing."""
 
     library: ctypes.CDLL | None
     words: str
@@ -56,7 +56,7 @@ def native_kernels_allowed() -> bool | None:
 
 
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """Returns the functions of a C++ file, or None if there are none; why is said once if they were wanted."""
+    """Returns the functions of a C++ file, or None without them; logs the reason once if they were wanted."""
     loaded = load_kernel(source)
     if loaded.library is None and native_kernels_allowed() is not False:
         say_once(

@@ -105,7 +105,7 @@ def printable(name: str) -> str:
 
 
 def name_refusal(name: str, *, is_directory: bool) -> tuple[str, str] | None:
-    """Reason and detail why a file or folder of this name is skipped, or None."""
+    """Returns the reason and the detail for skipping a file or folder of this name; None if it is not skipped."""
     if name.startswith("."):
         return "hidden", "its name begins with a dot"
     if is_directory and name in IGNORED_FOLDERS:
@@ -114,7 +114,7 @@ def name_refusal(name: str, *, is_directory: bool) -> tuple[str, str] | None:
 
 
 def size_refusal(size: int, max_file_bytes: int) -> tuple[str, str] | None:
-    """Reason and detail why a file of this size is skipped, or None."""
+    """Returns the reason and the detail for skipping a file of this size; None if it is not skipped."""
     if size == 0:
         return "empty", "0 bytes"
     if size > max_file_bytes:

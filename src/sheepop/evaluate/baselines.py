@@ -61,8 +61,8 @@ def compress_validation(corpus: Corpus, console: Console) -> Baselines:
 def compress(held_out: Texts, training: Texts | None, console: Console) -> Baselines:
     """Compresses `held_out` as a stream, in constant memory, on two cores.
 
-    The size for warm xz is that of training and held-out text together, minus that of the training text alone. Of a
-    long training text only the end is read, as much as the dictionary of xz holds.
+    The size for warm xz is that of training and held-out text together, minus that of the training text alone. Only
+    the end of a long training text is read, as much as the dictionary of xz holds.
     """
     skipped = 0 if training is None else max(0, training.num_bytes - _XZ_WINDOW)
     known = 0 if training is None else training.num_bytes - skipped

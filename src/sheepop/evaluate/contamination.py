@@ -17,7 +17,7 @@ _RULE = "prose"
 
 
 def shares_in_training(texts: Mapping[str, str], training: Iterable[str], ngram: int = NGRAM) -> dict[str, float]:
-    """For each text, by its id, the share of its word n-grams that occur in a training text.
+    """The share of each text's word n-grams that occur in a training text, by the id of the text.
 
     Words are runs of letters and digits in lower case, so case, punctuation and line breaks do not matter (after Brown
     et al. 2020, appendix C). A text of fewer than `ngram` words is one n-gram of all its words; a text of fewer than

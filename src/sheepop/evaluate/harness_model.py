@@ -50,7 +50,7 @@ class Answers:
         self.encode = lru_cache(16)(self._encode)  # the choices of a question share one context
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
-        """For each context and continuation its log-probability, and whether greedy decoding would give it."""
+        """The log-probability of each continuation after its context, and whether greedy decoding would write it."""
         for context, continuation in pairs:
             if not context or not continuation:
                 whole = self.tokenizer.decode([*context, *continuation])

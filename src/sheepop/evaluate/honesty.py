@@ -74,7 +74,7 @@ def judged_conduct(
     workers: int = 1,
     on_done: Callable[[int], None] | None = None,
 ) -> list[tuple[Conduct | None, str]]:
-    """For each answer its conduct and the judge's reply; `workers` answers are judged at a time.
+    """The conduct of each answer, with the judge's reply; `workers` answers are judged at a time.
 
     The conduct is None if the judge's verdict cannot be read. An empty answer counts as an answer and is not judged.
     """

@@ -116,8 +116,8 @@ def verdict_of(reply: str) -> Letter | None:
 def ask_for_grades(judge: Judge, questions: Sequence[str], workers: int) -> list[tuple[int | None, str]]:
     """The judge's grades from 1 to 10 and its replies; a reply without a grade is requested once more.
 
-    A grade is None if neither reply has one, or with the error in place of the reply if the judge fails. A model on
-    this machine answers all questions together, another judge `workers` at a time.
+    A grade is None if neither reply has one. It is also None if the judge fails; then the error takes the place of the
+    reply. A model on this machine answers all questions together, another judge `workers` at a time.
     """
     replies = _replies(judge, questions, workers)
     unread = [number for number, reply in enumerate(replies) if isinstance(reply, str) and grade_of(reply) is None]
@@ -167,7 +167,7 @@ def marked(mark: str, parts: Mapping[str, str | None]) -> list[str]:
 
 
 def mark_of(*texts: Any) -> str:
-    """A hash of texts, which none of them can contain."""
+    """A hash of texts; no text can contain it."""
     return blake2b(json.dumps(texts).encode(), digest_size=12).hexdigest()
 
 

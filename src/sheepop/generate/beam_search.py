@@ -80,7 +80,7 @@ class Beam:
         return hypothesis.total / self._penalty(len(hypothesis.token_ids))
 
     def best(self) -> Hypothesis:
-        """The best finished hypothesis, the earliest in a tie; the best live one if none is finished."""
+        """The best finished hypothesis, or the best live one if no hypothesis is finished; the earliest wins a tie."""
         return max(self.finished or self.live, key=self.score)
 
     def _is_decided(self) -> bool:

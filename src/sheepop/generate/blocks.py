@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of stored tokens of the sequence after these."""
+        """The number of stored tokens of the sequence, this chunk included."""
         return self.start + self.count
 
 

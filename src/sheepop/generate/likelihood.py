@@ -19,7 +19,7 @@ from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_b
 from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
-from sheepop.model.accounting.memory import pass_bytes
+from sheepop.model.accounting.cost import pass_bytes
 from sheepop.model.attention.choose import choose_kernel
 from sheepop.model.logits import logits_bytes
 from sheepop.tokenizer import Tokenizer

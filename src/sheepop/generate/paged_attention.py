@@ -76,8 +76,8 @@ class StaticPass:
     """The static buffers that a CUDA graph reads in passes of `count` single tokens.
 
     `fill` writes the tokens of a pass there. No sequence is longer than `longest` tokens. `spare_blocks[kind]` is a
-    block that belongs to no sequence. All numbers reach the device in one copy, which does not wait; of the block
-    tables these are only the rows that have changed.
+    block that belongs to no sequence. All numbers reach the device in one copy, which does not wait; it holds only
+    the rows of the block tables that have changed.
     """
 
     def __init__(

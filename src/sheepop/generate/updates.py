@@ -1,4 +1,4 @@
-"""What the steps of an engine add to texts, and a text as a stream of it."""
+"""Updates: what each step of an engine adds to a text. A stream yields the text of one request as it grows."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from sheepop.data import Batch
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.recipe import ARCHITECTURE
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.accounting.operations import decoding_flops_per_token, training_flops_per_token
+from sheepop.model.accounting.cost import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.accounting.saved_activations import Mode
 from sheepop.tokenizer import CharTokenizer
 from sheepop.train.activation_checkpointing import apply_activation_checkpointing

@@ -17,9 +17,11 @@ from sheepop.core.config import (
     refuse_unknown_keys,
     validate,
 )
+from sheepop.core.console import Console
 from sheepop.core.device import DeviceName
 from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
+from sheepop.data.download.catalog import HUB
 from sheepop.evaluate.config import EvaluationConfig
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.config import TraceConfig
@@ -122,6 +124,22 @@ def read_settings(
         tree = merge(tree, translate_original(found) if is_original(found) else with_current_keys(found))
     tree = merge(tree, options or {})
     return apply_overrides(tree, overrides)
+
+
+def local_files(paths: Iterable[str], columns: str, console: Console) -> list[str]:
+    """The `paths`, with datasets on the hub replaced by the files of their ``train`` split, or of the one they name.
+
+    These are downloaded first, below ``data``. Raises what `dataset_files` raises; the setting `columns` names columns.
+    """
+    found: list[str] = []
+    for path in paths:
+        if path.startswith(HUB):
+            from sheepop.data.download.download import dataset_files  # which loads the hub's client
+
+            found += map(str, dataset_files(path, console=console, columns=columns))
+        else:
+            found.append(path)
+    return found
 
 
 def stored_config(tree: Mapping[str, Any]) -> SheepOpConfig:

@@ -17,11 +17,10 @@ from sheepop.core.interrupts import interrupts_advise
 from sheepop.data import Corpus, is_corpus
 from sheepop.data.config import pair_settings
 from sheepop.data.corpus import Origin, trace_tokens
+from sheepop.data.corpus_view import difference, file_record
 from sheepop.data.extract.query import is_ordered
 from sheepop.data.report import REPORT_JSON
-from sheepop.jobs.config import SheepOpConfig, load_config
-from sheepop.jobs.corpus_view import difference, file_record
-from sheepop.jobs.hub_files import local_files
+from sheepop.jobs.config import SheepOpConfig, load_config, local_files
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.task.corpus_batches import build_schedule, reads_pairs
 from sheepop.report.formatting import parse_size

@@ -263,7 +263,7 @@ def _check_torch() -> Check:
 
 
 def check_kernels() -> Check:
-    """SheepOp's own kernels for a CPU, compiled now if they are not there."""
+    """Whether SheepOp's own CPU kernels are there; compiles them if they are missing."""
     from sheepop.adapt.stored_weight import kernels_here
 
     found = kernels_here()

@@ -21,7 +21,7 @@ from sheepop.generate.engine import BLOCK_SIZE, Engine
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.jobs.generate import load_generator
 from sheepop.model import Transformer
-from sheepop.model.accounting.operations import decoding_flops_per_token, forward_flops_per_token
+from sheepop.model.accounting.cost import decoding_flops_per_token, forward_flops_per_token
 from sheepop.model.experts import Experts
 
 _BATCHES = (1, 8, 32)

@@ -14,33 +14,20 @@ _TELLING = {
     "data": {"data_dir"},
 }
 
-# (section, key) of the original -> (section, key) here. `translate_original` converts the other keys.
-_TABLE: dict[tuple[str, str], tuple[str, ...]] = {
-    ("model", "vocab_size"): ("model", "vocab_size"),
-    ("model", "d_model"): ("model", "d_model"),
-    ("model", "num_layers"): ("model", "num_layers"),
-    ("model", "num_heads"): ("model", "num_heads"),
-    ("model", "d_ff"): ("model", "d_ff"),
-    ("model", "max_seq_len"): ("model", "max_seq_len"),
-    ("model", "dropout"): ("model", "dropout"),
-    ("model", "activation"): ("model", "activation"),
-    ("model", "layer_norm_eps"): ("model", "norm_eps"),
-    ("model", "bias"): ("model", "bias"),
-    ("model", "tie_weights"): ("model", "tie_weights"),
-    ("training", "batch_size"): ("training", "micro_batch_size"),
-    ("training", "max_epochs"): ("training", "max_epochs"),
-    ("training", "learning_rate"): ("training", "learning_rate"),
-    ("training", "weight_decay"): ("training", "weight_decay"),
-    ("training", "warmup_steps"): ("training", "warmup_steps"),
-    ("training", "max_grad_norm"): ("training", "max_grad_norm"),
-    ("training", "log_interval"): ("training", "log_interval"),
-    ("training", "eval_interval"): ("training", "eval_interval"),
-    ("training", "save_dir"): ("output_dir",),
-    ("data", "max_length"): ("data", "max_length"),
-    ("data", "stride"): ("data", "stride"),
-    ("data", "num_workers"): ("data", "num_workers"),
-}
-_ARITHMETIC = {("training", "gradient_accumulation_steps"), ("training", "use_amp"), ("data", "data_dir")}
+# By section, the keys that mean the same here.
+_SAME = {
+    "model": {"vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "max_seq_len", "dropout", "activation",
+              "bias", "tie_weights"},
+    "training": {"max_epochs", "learning_rate", "weight_decay", "warmup_steps", "max_grad_norm", "log_interval",
+                 "eval_interval"},
+    "data": {"max_length", "stride", "num_workers"},
+}  # fmt: skip
+# The keys that have another name here. `translate_original` converts the other keys.
+_RENAMED = {("model", "layer_norm_eps"): "norm_eps", ("training", "batch_size"): "micro_batch_size"}
+_CONVERTED = {
+    ("training", "gradient_accumulation_steps"), ("training", "use_amp"), ("training", "save_dir"),
+    ("data", "data_dir"),
+}  # fmt: skip
 _TOP = {"device", "seed"}
 
 
@@ -70,9 +57,10 @@ def translate_original(tree: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{section}: unknown key in a config of the original system.")
         for key, value in settings.items():
-            if (section, key) in _TABLE:
-                _put(result, _TABLE[section, key], value)
-            elif (section, key) not in _ARITHMETIC:
+            name = key if key in _SAME.get(section, ()) else _RENAMED.get((section, key))
+            if name is not None:
+                result[section][name] = value
+            elif (section, key) not in _CONVERTED:
                 raise ConfigError(f"{section}.{key}: unknown key in a config of the original system.")
     training = tree.get("training", {})
     micro, accumulation = training.get("batch_size"), training.get("gradient_accumulation_steps", 1)
@@ -87,13 +75,9 @@ def translate_original(tree: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("training.gradient_accumulation_steps needs training.batch_size as well.")
     if "use_amp" in training:
         result["training"]["precision"] = "auto" if training["use_amp"] else "fp32"
+    if "save_dir" in training:
+        result["output_dir"] = training["save_dir"]
     data_dir = tree.get("data", {}).get("data_dir")
     if data_dir is not None:
         result["data"]["paths"] = [data_dir]
     return result
-
-
-def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[path[-1]] = value

@@ -22,7 +22,6 @@ def push_model(
     repository: str,
     *,
     public: bool = False,
-    token: str | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Uploads what `sheepop export` wrote to `source` as one commit of the repository, which is made if it is missing.

@@ -192,7 +192,7 @@ class _Start:
         from sheepop.checkpoint.model_description import read_model_config, read_quantization
         from sheepop.core.device import resolve_device
         from sheepop.model import num_parameters
-        from sheepop.model.accounting.memory import training_bytes
+        from sheepop.model.accounting.cost import training_bytes
         from sheepop.train.activation_checkpointing import usable_memory
 
         place = resolve_model_directory(fork)

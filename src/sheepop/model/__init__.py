@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sheepop.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from sheepop.model.accounting.parameters import num_parameters
+    from sheepop.model.accounting.cost import num_parameters
     from sheepop.model.cache import Cache
     from sheepop.model.config import ModelConfig
     from sheepop.model.encoder_decoder import EncoderDecoder, Memory

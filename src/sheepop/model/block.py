@@ -42,7 +42,7 @@ class BlockInputs:
 
 
 class BlockOutputs(NamedTuple):
-    """The residual stream (B, T, D) behind a block, its routing if it has experts, and the keys and values it gives."""
+    """The residual stream (B, T, D) after a block, its routing if it has experts, and the keys and values it shares."""
 
     stream: Tensor
     routing: Routing | None = None
@@ -137,7 +137,7 @@ class Block(nn.Module):
         return self.output(x_BTD if self.factor is None else x_BTD * self.factor.to(x_BTD.dtype))
 
     def _joined(self, x_BTD: Tensor, mixed_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the stream behind attention, and what the feed-forward network reads; on a GPU from one kernel."""
+        """Returns the stream after attention and the input of the feed-forward network; on a GPU from one kernel."""
         is_plain = self.residual_scale == 1.0 and self.position != "post" and self.cross_attention is None
         norm, is_evaluated = self.feed_forward_norm, not self.training and uses_triton(x_BTD)
         if norm is not None and is_plain and is_evaluated and not someone_watches():

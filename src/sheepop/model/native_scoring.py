@@ -21,9 +21,11 @@ _PART = 1 << 14  # rows of the vocabulary at a time
 
 
 class Found(NamedTuple):
-    """Of tokens (M,): `own` logits and the numbers of `larger` ones; of rows (R,): `likeliest` and its logit, `top`.
+    """Scores of M tokens in R rows.
 
-    `log_sum` (R,) is the logarithm of the sum of the exponentials of the logits, in float64.
+    `own` (M,) is the logit of each token, and `larger` (M,) the number of larger logits in its row. `likeliest` (R,) is
+    the likeliest token of each row, and `top` (R,) its logit. `log_sum` (R,) is the logarithm of the sum of the
+    exponentials of the logits, in float64.
     """
 
     own: Tensor
@@ -41,7 +43,7 @@ def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
 
 
 def suits_native_scoring(hidden_RD: Tensor, weight_VD: Tensor) -> bool:
-    """Whether the native kernel scores tokens after these hidden states."""
+    """Whether the native kernel can score the tokens that follow these hidden states."""
     if hidden_RD.device.type != "cpu" or hidden_RD.dtype not in _KINDS or weight_VD.dtype not in _KINDS:
         return False
     large = len(hidden_RD) >= _LEAST_ROWS and weight_VD.numel() * weight_VD.itemsize >= _LEAST_BYTES

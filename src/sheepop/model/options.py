@@ -200,7 +200,7 @@ class ModelOptions(Config):
 
     @property
     def mixers(self) -> dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig]:
-        """The sections of layers that have something else instead of attention, by name."""
+        """The settings of the layers that replace attention, by name."""
         found: dict[Mixer, GatedConvolutionConfig | GatedDeltaNetConfig] = {}
         if self.gated_convolution is not None:
             found["gated_convolution"] = self.gated_convolution
@@ -259,7 +259,7 @@ class ModelOptions(Config):
         return min(min(self.heads(layer)[1:]) for layer in range(self.num_layers))
 
     def cached_heads(self, layer: int) -> Heads:
-        """The heads that a cache holds for each token in `layer`, none without keys and values of its own.
+        """The heads that a cache holds for each token in `layer`; 0 if the layer has no keys and values of its own.
 
         Latent attention has one head, whose key is the shared rotary key, and whose value is the latent.
         """
@@ -269,7 +269,7 @@ class ModelOptions(Config):
         return self.heads(layer) if latent is None else Heads(1, latent.rope_head_dim, latent.kv_rank)
 
     def kv_source(self, layer: int) -> int | None:
-        """The layer whose keys and values `layer` uses, its own unless it shares them; None without attention."""
+        """The layer whose keys and values `layer` uses, itself or one that shares them; None without attention."""
         if self.mixer(layer) is not None:
             return None
         own = self.num_layers - self.shared_kv_layers
@@ -309,7 +309,7 @@ class ModelOptions(Config):
 
     @property
     def width_multiplier(self) -> float:
-        """How many times wider a muP network is than the one its hyperparameters were tuned on; otherwise 1."""
+        """The width of a muP network relative to the one its hyperparameters were tuned on; 1 for other networks."""
         return 1.0 if self.mup_base_d_model is None else self.d_model / self.mup_base_d_model
 
     @property

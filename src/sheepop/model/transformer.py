@@ -39,8 +39,9 @@ class Outputs(NamedTuple):
 
 @dataclass
 class Passing:
-    """What the blocks of one pass get beside the stream: `vectors` (B, T, L, P) of `LayerInputs`, and the keys and
-    values that earlier blocks gave, by layer."""
+    """What the blocks of one pass get in addition to the stream: `vectors` (B, T, L, P) of `LayerInputs`, and the keys
+    and values that earlier blocks gave, by layer.
+    """
 
     vectors: Tensor | None = None
     keys_values: dict[int, KeysValues] = field(default_factory=dict)
@@ -233,7 +234,7 @@ class Transformer(nn.Module):
         return self.embed(input_ids, positions, ngrams_BTD=ngrams_BTD)
 
     def passing(self, input_ids: Tensor, x_BTD: Tensor) -> Passing:
-        """Returns what blocks get beside the stream (B, T, D) before the first of them."""
+        """Returns what blocks get in addition to the stream (B, T, D), which has not passed any of them yet."""
         return Passing(None if self.layer_inputs is None else self.layer_inputs(input_ids, x_BTD))
 
     def _pass(

@@ -66,6 +66,6 @@ class ParallelConfig(Config):
         return self.pipeline * (2 if self.schedule in ("interleaved", "zero_bubble") else 1)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the numbers of a rank's stages; a second stage is behind the first stages of all ranks."""
+        """Returns the numbers of a rank's stages; all second stages follow the first stages of all ranks."""
         behind = 2 * self.pipeline - 1 - rank if self.schedule == "zero_bubble" else self.pipeline + rank
         return (rank,) if self.num_stages == self.pipeline else (rank, behind)

@@ -27,7 +27,7 @@ _WHOLE = ("sliding_head_dim", "sliding_num_kv_heads", "shared_kv_layers", "layer
 
 @dataclass(frozen=True)
 class Layout:
-    """`ranks` as a grid of (stages, data ranks, context ranks, tensor ranks); the last ones are neighbours."""
+    """A grid of `ranks`: stages, data ranks, context ranks, tensor ranks. Tensor ranks have consecutive numbers."""
 
     ranks: Ranks
     config: ParallelConfig

@@ -186,7 +186,7 @@ def _sent(model: ModelConfig, layout: Layout, step: StepShape, stages: Sequence[
         "tokens of embedding and head": share_of_others(config.tensor) * around,
         **_of_attention(model, config, step.itemsize, own_tokens, len(blocks), again),
         "tokens for experts": share_of_others(config.expert) * of_experts,
-        "hidden states": _neighbours(config, stages) * stream / config.tensor,
+        "hidden states": _links(config, stages) * stream / config.tensor,
         "the tied weight": 2 * share_of_others(2) * (_tied(model, layout) if _ends(layout) == 1 else 0),
     }
 
@@ -208,15 +208,15 @@ def _of_attention(
     return {"tokens for heads": share_of_others(ranks) * tokens * width * itemsize * (2 * blocks + again)}
 
 
-def _neighbours(config: ParallelConfig, stages: Sequence[StageMemory]) -> int:
-    """Returns the number of stages on other ranks to which these send the residual stream or its gradient."""
+def _links(config: ParallelConfig, stages: Sequence[StageMemory]) -> int:
+    """Counts the tensors that a rank's `stages` send to those of other ranks: the residual stream, or its gradient."""
     here = {stage.number for stage in stages}
     others = {(number, number + step) for number in here for step in (-1, 1)}
     return sum(0 <= other < config.num_stages and other not in here for _, other in others)
 
 
 def _ends(layout: Layout) -> int:
-    """Returns how many of the first and the last stage are this rank's."""
+    """Returns 2 if this rank has both the first and the last stage, 1 if it has one of them, else 0."""
     return len({0, layout.config.num_stages - 1} & set(layout.config.stages_of(layout.pipeline_rank)))
 
 

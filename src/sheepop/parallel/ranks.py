@@ -323,7 +323,7 @@ class Board:
         self._store.set(_FAILED, str(_exit_code(error)))
 
     def failed(self) -> int | None:
-        """Returns the exit code of a rank that has failed, None if none has."""
+        """Returns the exit code of a rank that has failed; None if all are well."""
         return int(bytes(self._store.get(_FAILED))) if self._store.check([_FAILED]) else None
 
     def _wait(

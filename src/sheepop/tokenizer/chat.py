@@ -331,8 +331,8 @@ def _same_fields(field: str) -> tuple[str, ...]:
 def _marked_end(messages: list[dict[str, Any]], field: str, mark: str) -> tuple[list[dict[str, Any]], str]:
     """The messages with `mark` at the end of the last one's `field`, and the text before it.
 
-    Of a list of parts, the last with a text is marked, and reasoning under every name that it has. Raises `UsageError`
-    if there is no such text.
+    In a list of parts, the last part with a text is marked; reasoning is marked under every name that it has. Raises
+    `UsageError` if there is no such text.
     """
     last = messages[-1]
     value = last.get(field)

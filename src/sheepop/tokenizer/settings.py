@@ -80,7 +80,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def read_table(file: Path) -> dict[str, Any]:
-    """The keys of a JSON file, none if it does not exist; raises `TokenizerError` if it is damaged or too large."""
+    """The keys of a JSON file, empty if it does not exist; raises `TokenizerError` if it is damaged or too large."""
     if not file.is_file():
         return {}
     check_file_size(file, _LARGEST_SETTINGS)
@@ -335,7 +335,7 @@ def are_tokens(added: Any) -> bool:
 
 
 def vocabulary_of(description: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of the model's entries in a ``tokenizer.json``, none if it is damaged."""
+    """The ids of the model's entries in a ``tokenizer.json``; empty if it is damaged."""
     model = description.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):

@@ -107,9 +107,9 @@ _MOST_HOLES = 4096
 def without_holes(description: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A ``tokenizer.json`` in which every id up to the last has a token, and a note if some had none.
 
-    Ids without a token become reserved special tokens. The library would give added tokens behind such a hole other
-    ids than the file states, unless they are entries of the model too, so they become that. Raises `TokenizerError` for
-    more than 4096 holes. Files with other faults are returned as they are.
+    Ids without a token become reserved special tokens. The library would give added tokens after such a hole other ids
+    than the file states, unless they are entries of the model too; so they are made entries of the model. Raises
+    `TokenizerError` for more than 4096 holes. Files with other faults are returned as they are.
     """
     vocabulary, added = description["model"].get("vocab"), description.get("added_tokens") or []
     if not isinstance(vocabulary, dict) or not set(map(type, vocabulary.values())) <= {int}:

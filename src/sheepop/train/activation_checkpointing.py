@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
-from sheepop.model.accounting.memory import training_bytes
+from sheepop.model.accounting.cost import training_bytes
 from sheepop.model.accounting.saved_activations import Activations, Mode, count_activations, kept_operations
 from sheepop.model.logits import logits_bytes
 from sheepop.train.config import TrainingConfig

@@ -151,6 +151,7 @@ class Journal:
         A rank that does not write discards all rows. `options` are further arguments of the class.
         """
         with ExitStack() as stack:
+            opened = stack.enter_context(open_sinks(sinks if writes else (), description, console))
             metrics, samples = (
                 (
                     JsonLines(run.metrics_file, state.metrics_bytes, is_verification),
@@ -161,7 +162,6 @@ class Journal:
             )
             stack.callback(metrics.close)
             stack.callback(samples.close)
-            opened = stack.enter_context(open_sinks(sinks if writes else (), description, console))
             yield cls(metrics, samples, sinks=[opened], console=console, **options)
 
     def begin(self, progress: Progress, total_steps: int, state: TrainingState) -> None:

@@ -111,7 +111,7 @@ def find_trouble(loss: float, norm: float, window: Window, config: TroubleConfig
 
 
 def final_words(trouble: Trouble, step: int, skips: int, rewinds: int) -> str:
-    """The message of a run that trouble in `step` ends after so many skips in a row and so many rewinds."""
+    """The message of a run that ends with trouble in `step`, with the numbers of skips in a row and of rewinds."""
     tried = {
         "stop": "",
         "skip": f" after {skips:,} steps were skipped in a row",

@@ -12,18 +12,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.lora_config import LoraConfig
 from sheepop.model import ModelConfig, build_model
-from sheepop.model.accounting.memory import cache_bytes
-from sheepop.model.accounting.operations import (
+from sheepop.model.accounting.cost import (
+    cache_bytes,
     decoding_flops_per_token,
     forward_flops_per_token,
-    step_flops,
-    training_flops_per_token,
-)
-from sheepop.model.accounting.parameters import (
     matrix_parameters,
     num_active_parameters,
     num_parameters,
     parameter_shapes,
+    step_flops,
+    training_flops_per_token,
 )
 from sheepop.model.loss import cross_entropy
 

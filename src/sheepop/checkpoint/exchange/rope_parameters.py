@@ -140,7 +140,7 @@ class LayerRopeParameters(Field):
         return found
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns the spelling with a key for each base and `rope_scaling`, or without such a key one table."""
+        """Returns a key for each base and `rope_scaling`; without a `sliding_key`, one table `rope_parameters`."""
         sliding, scaling = config.sliding_position_base or config.position_base, _written_scaling(config, self.scalings)
         if self.sliding_key is not None:
             return {"rope_theta": config.position_base, self.sliding_key: sliding, "rope_scaling": scaling}

@@ -180,7 +180,7 @@ class ScoreScale(Field):
 
 
 class GivenScale(Field):
-    """The scale of the scores as a key, 0 or missing for 1 / sqrt(head_dim) (Granite)."""
+    """A key with the scale of attention scores; 0 or a missing key means 1 / sqrt(head_dim) (Granite)."""
 
     covers = ScoreScale.covers
 
@@ -254,7 +254,7 @@ class NoExperts(Field):
 
 
 def expert_refusals(experts: ExpertsConfig, usual: Settings) -> Iterator[str]:
-    """Yields refusals of more experts than llama.cpp allows, and of settings with other values than the `usual`."""
+    """Yields a refusal of more experts than llama.cpp allows, and of each setting that differs from the `usual`."""
     if experts.count > _MOST_EXPERTS:
         yield f"experts.count = {experts.count}, but it has at most {_MOST_EXPERTS}"
     for name, value in usual.items():

@@ -130,7 +130,7 @@ class HeadsBesideConvolutions(Heads):
     covers: ClassVar[tuple[str, ...]] = (*Heads.covers, "gated_convolution")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields refusals of other heads, and of convolutions with biases or none."""
+        """Yields refusals of other heads, and of convolutions that are missing or have biases."""
         yield from super().refusals(config)
         if config.gated_convolution is None or config.gated_convolution.bias:
             yield "gated_convolution is not set, or has biases, but it has some without"
@@ -169,7 +169,7 @@ class DeltaNet(Field):
     covers = ("gated_delta_net",)
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields refusals of none, and of values not as wide as keys."""
+        """Yields a refusal of a network without a Gated DeltaNet, and of values that are not as wide as keys."""
         section = config.gated_delta_net
         if section is None:
             yield "gated_delta_net is not set, but it has one in some layers"
@@ -177,7 +177,7 @@ class DeltaNet(Field):
             yield "gated_delta_net.value_head_dim differs from key_head_dim"
 
     def write(self, config: ModelConfig) -> Settings:
-        """Returns sizes and layers."""
+        """Returns the sizes of the Gated DeltaNet and the layers that have it."""
         section, num_layers = config.gated_delta_net, config.num_layers
         assert section is not None
         mixes = [layer in section.layers for layer in range(num_layers)]
@@ -286,7 +286,7 @@ class LatentRotary(Rotary):
     """Rotary positions of the shared columns of keys; with YaRN the scores are scaled, and not the angles."""
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields the refusals of positions, except that of heads of which a part rotates."""
+        """Yields the refusals of positions, except the refusal of heads that rotate in part."""
         yield from replace(self, partial=True)._refusals(config)
 
     def write(self, config: ModelConfig) -> Settings:

@@ -77,10 +77,10 @@ _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A pre-tokenizer, whether parts that are tokens skip the merges, and llama.cpp's names for the combination.
+    """A pre-tokenizer with llama.cpp's `names` for it. With `ignore_merges`, parts that are tokens skip the merges.
 
-    The first name is written, also for the pre-tokenizers in `same`, which llama.cpp does not distinguish from
-    `description`; none is if llama.cpp splits some text otherwise (`exact` is false). `add_bos` is llama.cpp's default.
+    A file gets the first name, also for the pre-tokenizers in `same`, which llama.cpp treats like `description`. It
+    gets no name if llama.cpp splits some text otherwise (`exact` is false). `add_bos` is llama.cpp's default.
     """
 
     names: tuple[str, ...]

@@ -46,7 +46,9 @@ _NO_WINDOW = NoWindow()
 
 @dataclass(frozen=True)
 class Windows(Field):
-    """A sliding window for all layers except every `period`-th, unless the file lists the layers; without one it must.
+    """A sliding window for all layers except every `period`-th, or for those that the file lists.
+
+    If `period` is None, the file must list them.
 
     `own_base` defines the rotary angles of sliding layers: their own base without scaling ("unscaled"), their own base
     with the scaling of the others ("scaled"), the base of the others without scaling ("shared"), or the angles of the
@@ -60,7 +62,7 @@ class Windows(Field):
     covers: ClassVar[tuple[str, ...]] = ("sliding_window", "sliding_layers", "sliding_position_base")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
-        """Yields refusals of no window if llama.cpp always has one, and of angles that it computes differently."""
+        """Yields refusals of a missing window if llama.cpp always has one, and of angles that it does not compute."""
         if not self._exists(config.num_layers):
             yield from _NO_WINDOW.refusals(config)
             return
@@ -135,7 +137,7 @@ class Windows(Field):
 
 @dataclass(frozen=True)
 class RotatingWindows(Windows):
-    """If some layers have a window, only these rotate (Cohere 2, EXAONE 4)."""
+    """Only the layers with a window rotate if some layers have one (Cohere 2, EXAONE 4)."""
 
     covers: ClassVar[tuple[str, ...]] = (*Windows.covers, "rotary_layers")
 

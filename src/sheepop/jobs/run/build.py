@@ -14,7 +14,7 @@ from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
 from sheepop.model import Transformer
-from sheepop.model.accounting.operations import step_flops
+from sheepop.model.accounting.cost import step_flops
 from sheepop.parallel.layout import Layout
 from sheepop.train import (
     Checkpointer,
@@ -43,13 +43,13 @@ class _Parts:
     """The parts of a trainer. `saves_the_beginning` is true if the seed alone does not give the initial weights."""
 
     model: Transformer
-    adapters: int | None  # the weights of adapters, if only these are trained
     optimizers: Sequence[torch.optim.Optimizer]
     placement: Placement
     evaluation: EvaluationWeights
     objective: Objective
     source: StepSource
     checkpointer: Checkpointer
+    throughput: Throughput
     saves_the_beginning: bool
 
 
@@ -125,8 +125,6 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
     """The network with all that trains and saves it, over the ranks of the `layout`."""
     task, config, ranks, device = run.task, run.config, run.request.ranks, run.device
     model = build_network(task, device)
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    adapters = None if config.tuning.lora is None else sum(trained)
     # A run may have been killed before it saved its first weights.
     has_begun = run.resumes and bool(run.directory.steps())
     if task.origin is not None:
@@ -169,7 +167,15 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
         ranks,
         pieces,
     )
-    return _Parts(model, adapters, optimizers, placement, evaluation, objective, source, checkpointer, is_given)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    adapters = None if config.tuning.lora is None else trained
+    nominal = run.record.nominal_peak_flops
+    throughput = Throughput(
+        lambda step: step_flops(config.model, step.row_length, step.num_computed, step.num_reported, adapters),
+        ranks.size * run.record.matrix_peak_flops,
+        None if nominal is None else ranks.size * nominal,
+    )
+    return _Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, throughput, is_given)
 
 
 @contextmanager
@@ -179,7 +185,7 @@ def _logged(
     """Says what is trained; yields what observes each step, and the logs of the run as they were at `state`."""
     _announce(run, parts, state, layout)
     config, record, request, ranks = run.config, run.record, run.request, run.request.ranks
-    settings, nominal, path = config.training.resolved(), record.nominal_peak_flops, run.directory.path.resolve()
+    settings, path = config.training.resolved(), run.directory.path.resolve()
     around_step: AroundStep = unobserved
     measure: Callable[[], dict[str, Any]] = dict
     with ExitStack() as stack:
@@ -207,13 +213,7 @@ def _logged(
             RunDescription(path, path.name, record.identity, state.step + 1, config.model_dump(mode="json")),
             run.console,
             writes=ranks.is_first,
-            throughput=Throughput(
-                lambda step: step_flops(
-                    config.model, step.row_length, step.num_computed, step.num_reported, parts.adapters
-                ),
-                ranks.size * record.matrix_peak_flops,
-                None if nominal is None else ranks.size * nominal,
-            ),
+            throughput=parts.throughput,
             device=run.device,
             precision=settings.precision,
             is_sampled=config.training.eval_tokens is not None,
@@ -247,7 +247,7 @@ def _announce(run: OpenRun, parts: _Parts, state: TrainingState, layout: Layout 
         planned = Planned.of(run.config, parts.optimizers, layout, schedule.max_length, run.device)
         run.console.info(f"Layout: {planned.words}")
         planned.draw(picture)
-        run.keep(replace(record, layout=planned.words))
-    elif record.layout is not None:  # of an earlier start
-        picture.unlink(missing_ok=True)
-        run.keep(replace(record, layout=None))
+        run.record = replace(record, layout=planned.words)
+    else:
+        picture.unlink(missing_ok=True)  # of an earlier start
+        run.record = replace(record, layout=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,11 @@ SCORES = (
     "Finished runs show the scores of their best checkpoint on all held-out text; the others show the best of all "
     "validations so far, some of them on a sample of that text."
 )
+# The field that a key sorts by, and -1 where the largest value comes first.
+_ORDER = {
+    "bits": ("bits_per_byte", 1), "loss": ("best_loss", 1), "steps": ("steps", -1), "tokens": ("tokens", -1),
+    "time": ("seconds", -1),
+}  # fmt: skip
 HEADER = ("Run", "State", "Parameters", "Steps", "Tokens", "Time", "Best loss", "Bits per byte")
 
 
@@ -232,7 +237,7 @@ class Comparison:
 def list_runs(paths: Sequence[Path], *, sort: SortKey = "bits") -> Listing:
     """The runs at `paths` and in the folders there, the best first; a run without the value comes last."""
     runs, left_out = find_runs(paths)
-    return Listing(sorted(runs, key=lambda run: _ORDER[sort](run.summary)), left_out)
+    return Listing(sorted(runs, key=lambda run: _rank(run.summary, sort)), left_out)
 
 
 def compare_runs(paths: Sequence[Path], *, sort: SortKey = "bits") -> Comparison:
@@ -333,19 +338,10 @@ def _short(count: int | None) -> str:
     return str(count)
 
 
-def _rising(value: float | None) -> tuple[bool, float]:
-    return value is None, value or 0.0
-
-
-def _falling(value: float | None) -> tuple[bool, float]:
-    return value is None, -(value or 0.0)
-
-
-_ORDER: Mapping[str, Callable[[RunSummary], tuple[Any, ...]]] = {
-    "bits": lambda run: (*_rising(run.bits_per_byte), run.name),
-    "loss": lambda run: (*_rising(run.best_loss), run.name),
-    "name": lambda run: (run.name,),
-    "steps": lambda run: (*_falling(run.steps), run.name),
-    "tokens": lambda run: (*_falling(run.tokens), run.name),
-    "time": lambda run: (*_falling(run.seconds), run.name),
-}
+def _rank(run: RunSummary, sort: SortKey) -> tuple[Any, ...]:
+    """The place of a run in the order of `sort`; a run without the value comes last."""
+    if sort == "name":
+        return (run.name,)
+    name, sign = _ORDER[sort]
+    value = getattr(run, name)
+    return value is None, sign * (value or 0.0), run.name

@@ -56,11 +56,6 @@ class OpenRun:
         """The console of the first rank; the others are silent."""
         return self.request.console if self.request.ranks.is_first else Console.silent()
 
-    def keep(self, record: RunRecord) -> None:
-        """Replaces the record of the run, also in its directory."""
-        self.record = record
-        record.write(self.directory)
-
     def write_pace(self, pace: Pace) -> None:
         """Writes a changed number of steps into the settings of the run."""
         if self.request.ranks.is_first:
@@ -70,20 +65,10 @@ class OpenRun:
 class FollowedRun(RunDirectory):
     """The directory of a run as the ranks after the first see it: they read it and change nothing."""
 
-    def mark_best(self, step: int) -> None:
-        """Does nothing; the first rank marks checkpoints."""
+    def _leave(self, *given: Any, **named: Any) -> None:
+        """Does nothing; the first rank marks and removes checkpoints."""
 
-    def forget_best(self) -> None:
-        """Does nothing; the first rank marks checkpoints."""
-
-    def prune(self, newest: int, keep_last: int, milestones: set[int]) -> None:
-        """Does nothing; the first rank removes checkpoints."""
-
-    def forget_after(self, step: int) -> None:
-        """Does nothing; the first rank removes checkpoints."""
-
-    def mark_latest(self, step: int) -> None:
-        """Does nothing; the first rank marks checkpoints."""
+    mark_best = forget_best = prune = forget_after = mark_latest = _leave
 
 
 @dataclass(frozen=True)

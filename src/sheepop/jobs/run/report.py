@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from sheepop.checkpoint import RunDirectory
@@ -104,7 +105,7 @@ def write_run_report(
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
     file system refuses the write.
     """
-    found = _Found.read(run, config, record, manifest, scores, baselines, completions)
+    found = _Found(run, config, record, manifest, scores, baselines, completions)
     save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
     page = Page(
         f"Training run {run.path.resolve().name}",
@@ -133,10 +134,7 @@ def write_run_report(
 
 @dataclass(frozen=True)
 class _Found:
-    """What a report shows: the record and the files of a run, and its `scores` on the whole held-out text, if any.
-
-    `config_text` is the text of ``config.yaml``.
-    """
+    """What a report shows: the record and the files of a run, and its `scores` on the whole held-out text, if any."""
 
     run: RunDirectory
     config: SheepOpConfig
@@ -145,29 +143,24 @@ class _Found:
     scores: Scores | None
     baselines: Baselines | None
     completions: Sequence[Completion]
-    config_text: str
-    has_ended_early: bool
-    metrics: Rows
-    samples: Rows
 
-    @classmethod
-    def read(
-        cls,
-        run: RunDirectory,
-        config: SheepOpConfig,
-        record: RunRecord,
-        manifest: Mapping[str, Any],
-        scores: Scores | None,
-        baselines: Baselines | None,
-        completions: Sequence[Completion],
-    ) -> _Found:
+    @cached_property
+    def metrics(self) -> Rows:
+        """The rows of ``metrics.jsonl``."""
+        return read_json_lines(self.run.metrics_file)
+
+    @cached_property
+    def samples(self) -> Rows:
+        """The rows of ``samples.jsonl``."""
+        return read_json_lines(self.run.samples_file)
+
+    @property
+    def config_text(self) -> str:
+        """The text of ``config.yaml``."""
         try:
-            content = run.config_file.read_text(encoding="utf-8", errors="replace")
+            return self.run.config_file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            content = f"{run.config_file.name} cannot be read: {error.strerror}."
-        early = ended_early(run, config)
-        metrics, samples = read_json_lines(run.metrics_file), read_json_lines(run.samples_file)
-        return cls(run, config, record, manifest, scores, baselines, completions, content, early, metrics, samples)
+            return f"{self.run.config_file.name} cannot be read: {error.strerror}."
 
     def texts(self, *, rewarded: bool) -> list[dict[str, Any]]:
         """The samples that have rewards, or the others."""
@@ -186,7 +179,7 @@ def _add_overview(page: Page, found: _Found) -> None:
     total = config.training.max_steps
     if steps == 0:
         page.add_text("The run has no finished steps yet.")
-    elif found.has_ended_early:
+    elif ended_early(run, config):
         patience = config.training.early_stopping
         page.add_text(
             f"The run is finished. It ended early, after step {steps:,} of {shown(total)}: "

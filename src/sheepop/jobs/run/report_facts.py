@@ -9,7 +9,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import value_text
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.record import LAYOUT, RunRecord, dump_requested, entry, text
-from sheepop.model.accounting.parameters import num_parameters
+from sheepop.model.accounting.cost import num_parameters
 from sheepop.report import Page, data_size, duration, flops, number, shown, stage_times_chart
 
 

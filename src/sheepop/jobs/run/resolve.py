@@ -22,7 +22,7 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
-from sheepop.model.accounting.memory import training_bytes
+from sheepop.model.accounting.cost import training_bytes
 from sheepop.model.attention.choose import require_backend
 from sheepop.parallel.layout import Layout, check_network, check_ring_here
 from sheepop.parallel.ranks import ALONE, Ranks

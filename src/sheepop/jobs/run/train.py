@@ -15,6 +15,8 @@ from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.json_lines import JsonLines, read_json_lines
 from sheepop.data.discovery import require_paths
 from sheepop.data.download.catalog import HUB
+from sheepop.jobs.recipe import own_parts_words
+from sheepop.jobs.run.record import RunRecord, read_run_config
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
@@ -36,23 +38,34 @@ class TrainOutcome:
     best_step: int
     ended_early: bool  # because the held-out loss stopped improving
     scores: Scores | None = None  # of the best checkpoint on the whole held-out split, if there is one
-    before: Mapping[str, Any] = field(default_factory=dict)  # the scores at step 0 of a run from a finished model
     try_out: str | None = None  # the command that tries the model
     baselines: Baselines | None = None
     completions: Sequence[Completion] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
-    advice: Sequence[str] = ()  # what to know of the run, in sentences
 
     @property
     def report(self) -> Path:
         """The report of the run."""
         return RunDirectory(self.run).report
 
+    @property
+    def before(self) -> Mapping[str, Any]:
+        """The scores at step 0 of a run from a finished model; empty for other runs."""
+        return read_json_lines(RunDirectory(self.run).metrics_file).at(0, "validation")
+
+    @property
+    def advice(self) -> list[str]:
+        """What to know of the run, in sentences."""
+        run = RunDirectory(self.run)
+        only = own_parts_words(read_run_config(run))
+        advice = RunRecord.read(run).advice(read_json_lines(run.metrics_file))
+        return [*advice, *([] if only is None else [f"{only}."])]
+
     def to_dict(self) -> dict[str, Any]:
         """The run, its scores, baselines, samples, times and advice as plain data."""
-        names = ("scores", "baselines", "completions", "seconds", "advice")
         found = asdict(self)
-        return {"run": str(self.run), **{name: found[name] for name in names}}
+        named = {name: found[name] for name in ("scores", "baselines", "completions", "seconds")}
+        return {"run": str(self.run), **named, "advice": self.advice}
 
 
 def train(
@@ -69,11 +82,11 @@ def train(
     """
     request.check()
     if request.ranks.is_first:
+        if not request.resumes:
+            RunDirectory(request.path).require_place(request.replaces)
+            paths = request.settings.data.paths
+            require_paths(Path(place) for place in paths if "://" not in place and not place.startswith(HUB))
         request = request.with_local_text()
-    if request.ranks.is_first and not request.resumes:
-        RunDirectory(request.path).require_place(request.replaces)
-        paths = request.settings.data.paths
-        require_paths(Path(place) for place in paths if "://" not in place and not place.startswith(HUB))
     # These load torch, which a refused request does not need.
     from sheepop.jobs.run.build import build_trainer
     from sheepop.jobs.run.open import open_run
@@ -109,11 +122,9 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
         from sheepop.checkpoint.model_description import PROVENANCE
-        from sheepop.jobs.recipe import own_parts_words
 
-        path = run.directory.path
-        provenance, last = read_json(resolve_model_directory(path) / PROVENANCE), run.directory.steps()[-1]
-        metrics = read_json_lines(run.directory.metrics_file)
+        path, last = run.directory.path, run.directory.steps()[-1]
+        provenance = read_json(resolve_model_directory(path) / PROVENANCE)
         outcome = TrainOutcome(
             path,
             last,
@@ -121,7 +132,6 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             int(provenance["step"]),
             ended_early=last < total_steps,
             try_out=run.task.try_out(),
-            advice=[*run.record.advice(metrics), *([f"{only}."] if (only := own_parts_words(run.config)) else [])],
         )
         held_out = run.task.held_out()
         if held_out is None or not run.request.ranks.is_first:
@@ -134,7 +144,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as log:
             log.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
             log.sync()
-        return replace(outcome, scores=scores, before=metrics.at(0, "validation"))
+        return replace(outcome, scores=scores)
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
@@ -144,7 +154,8 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
     from sheepop.jobs.run.report import write_run_report
 
     try:
-        run.keep(run.record.with_times(run.times.seconds))
+        run.record = run.record.with_times(run.times.seconds)
+        run.record.write(run.directory)
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
         completions = outcome.completions if outcome else ()
         write_run_report(

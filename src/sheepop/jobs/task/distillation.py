@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -89,17 +89,10 @@ class DistillTask(RolloutTask):
 
     @torch.no_grad()
     def score(
-        self,
-        model: Transformer,
-        held_out: Batches,
-        device: str,
-        *,
-        max_tokens: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
-        ranks: Ranks = ALONE,
+        self, model: Transformer, held_out: Batches, device: str, *, ranks: Ranks = ALONE, **options: Any
     ) -> Scores:
         """The mean divergence from the teacher, in nats per token, on answers to held-out prompts."""
-        found = self.held_out_answers(model, held_out, max_tokens, on_batch, ranks)
+        found = self.held_out_answers(model, held_out, ranks=ranks, **options)
         batch, size = padded(found, self.tokenizer().filler_id), self.evaluation_batch
         total = torch.zeros(1, dtype=torch.float64)
         for start in range(ranks.rank * size, len(found), ranks.size * size):

@@ -27,8 +27,7 @@ from sheepop.core.files import atomic_directory
 from sheepop.core.program import typed
 from sheepop.data import Batches, BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import MixtureSchedule, PartOrder
-from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.hub_files import local_files
+from sheepop.jobs.config import SheepOpConfig, local_files
 from sheepop.jobs.recipe import MOST_ROW_TOKENS
 from sheepop.jobs.task.corpus_batches import source_members, source_seed
 from sheepop.jobs.task.interface import Task

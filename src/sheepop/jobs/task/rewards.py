@@ -217,9 +217,10 @@ class RolloutTask(ExampleTask):
         self,
         model: Transformer,
         held_out: Batches,
-        max_tokens: int | None,
-        on_batch: Callable[[int], None] | None,
-        ranks: Ranks,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+        ranks: Ranks = ALONE,
     ) -> Written:
         """Answers to held-out prompts, sampled with the same seeds each time."""
         assert isinstance(held_out, PromptRows)
@@ -310,18 +311,9 @@ class PolicyTask(RolloutTask):
             return without_changes(placement.model).eval()
         return self.reference(placement.device, working_dtype(self.config.training.precision) or torch.float32)
 
-    def score(
-        self,
-        model: Transformer,
-        held_out: Batches,
-        device: str,
-        *,
-        max_tokens: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
-        ranks: Ranks = ALONE,
-    ) -> Scores:
+    def score(self, model: Transformer, held_out: Batches, device: str, **options: Any) -> Scores:
         """The rewards of answers to held-out prompts."""
-        found = self.held_out_answers(model, held_out, max_tokens, on_batch, ranks)
+        found = self.held_out_answers(model, held_out, **options)
         means = found.metrics()
         return RewardScores.of(-means["reward"], means, len(found))
 

@@ -48,7 +48,7 @@ class SupervisedTask(ExampleTask):
         return load_model(teacher.model, resolve_device(self.config.device), torch.float32).model.requires_grad_(False)
 
     def with_batch(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
-        """The task with as many rows in a step as `tuning.batch_tokens` asks for; refuses another size beside that."""
+        """The task with as many rows in a step as `tuning.batch_tokens` asks for; refuses a second size of a step."""
         wanted, training = self.config.tuning.batch_tokens, self.config.training
         if wanted is None:
             return self

@@ -25,7 +25,7 @@ _EPS = 1e-20
 
 
 class Sums:
-    """Sums over the entries of Adafactor's parameters, which are whole here, unless ranks have pieces of them."""
+    """Sums over the entries of Adafactor's parameters. Here they are whole; a subclass adds up the pieces of ranks."""
 
     def shape(self, parameter: Tensor) -> torch.Size:
         """The shape of the whole parameter."""

@@ -142,7 +142,7 @@ def _exaone_windows(given: Given, num_layers: int) -> list[bool]:
 
 
 class RotatingWindows(LayerTypes):
-    """With a window in some layers, only these rotate, otherwise all (EXAONE 4)."""
+    """Only the layers with a window rotate if some layers have one; otherwise all layers rotate (EXAONE 4)."""
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns the windows; null if there are none, since then all layers rotate."""

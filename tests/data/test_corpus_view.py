@@ -9,7 +9,7 @@ import pytest
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError
 from sheepop.data import Corpus, DataConfig, build_corpus
-from sheepop.jobs.corpus_view import difference, file_record
+from sheepop.data.corpus_view import difference, file_record
 from sheepop.tokenizer import TokenizerConfig
 
 FILES = {

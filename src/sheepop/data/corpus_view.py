@@ -13,9 +13,9 @@ from typing import Any
 import zstandard
 
 from sheepop.core.errors import DataError
-from sheepop.data import Corpus, DataConfig
 from sheepop.data.clean.account import Account
-from sheepop.data.corpus import QUARANTINE, REMOVED
+from sheepop.data.config import DataConfig
+from sheepop.data.corpus import QUARANTINE, REMOVED, Corpus
 from sheepop.data.documents import Document, Draft
 from sheepop.data.extract.extraction import Extraction
 from sheepop.data.extract.interface import Refused
