@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json
 from sheepop.tokenizer import bpe as bpe_module
-from sheepop.tokenizer.bpe_tables import TABLES_FILE, BpeModel, BpeTables
+from sheepop.tokenizer.bpe_model import BpeModel
+from sheepop.tokenizer.bpe_tables import TABLES_FILE, BpeTables
 
 from .test_files import gpt2_style
 

@@ -73,7 +73,7 @@ def open_in_place(source: Path, output: Path, origin: Mapping[str, Any], console
     link = LinkedWeights.of(output, source)
     with atomic_directory(output, replace=True) as directory:
         link.write(directory)
-        _describe(directory, model, origin, model.stored())
+        _describe(directory, model, origin, model.stored(), for_people=False)
     for warning in template_problems(model.tokenizer):
         console.warn(warning)
     for note in model.notes:
@@ -82,12 +82,19 @@ def open_in_place(source: Path, output: Path, origin: Mapping[str, Any], console
 
 
 def _describe(
-    directory: Path, model: ForeignModel, origin: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
+    directory: Path,
+    model: ForeignModel,
+    origin: Mapping[str, Any],
+    tensors: Mapping[str, LazyTensor],
+    *,
+    for_people: bool = True,
 ) -> None:
     source = {key: value for key, value in model.source.items() if not origin or key != "directory"}
     made = {"imported": {**source, **origin}}
     quantization = Quantization.of(tensors, torch.float32)
-    describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization)
+    describe_model(
+        directory, model.config, model.tokenizer, made, model.generation, quantization, for_people=for_people
+    )
 
 
 def import_foreign(

@@ -48,11 +48,13 @@ def describe_model(
     adapter: LoraConfig | None = None,
     *,
     has_reward_head: bool = False,
+    for_people: bool = True,
 ) -> None:
     """Writes all files except the weights.
 
     `generation` are the keys of ``generation_config.json``, which is not written if there are none. `adapter` is the
-    configuration of a LoRA adapter that is stored with the weights.
+    configuration of a LoRA adapter that is stored with the weights. A directory that is not `for_people` has no model
+    card, and where it can only the tables of the tokenizer.
     """
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
     versions = [1]
@@ -67,11 +69,12 @@ def describe_model(
         versions.append(4)
     found["format_version"] = max(versions)
     write_json(directory / CONFIG, found)
-    tokenizer.save(directory)
+    tokenizer.save(directory, only_tables=not for_people)
     write_json(directory / PROVENANCE, dict(provenance))
     if generation:
         write_json(directory / GENERATION, dict(generation))
-    write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
+    if for_people:
+        write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
 
 
 class Quantization(Config):
