@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
+from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
 from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
@@ -30,7 +31,6 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-_SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
 # More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
@@ -368,7 +368,7 @@ def name_of(dtype: torch.dtype) -> str:
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
-    library = native_library(_SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
+    library = native_library(SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
     found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
     rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)

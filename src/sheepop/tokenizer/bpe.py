@@ -67,8 +67,9 @@ class BpeTokenizer(BackendTokenizer):
         return self._steps(self._description)
 
     def _steps(self, description: Mapping[str, Any]) -> tokenizers.Tokenizer:
-        """The library's tokenizer with all steps of `description`, but a model to which every word is unknown."""
-        return parse(json.dumps({**description, "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}))
+        """The library's steps of `description`, without added tokens and with a model to which words are unknown."""
+        model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+        return parse(json.dumps({**description, "added_tokens": [], "model": model}))
 
     def _check(self) -> None:
         model = self._description["model"]

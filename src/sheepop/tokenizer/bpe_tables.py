@@ -82,14 +82,14 @@ class BpeTables:
         if (equal := texts.index.equal) is not None:
             raise _damaged(f"the tokens {equal[0]} and {equal[1]} have the same text, {texts[equal[0]]!r:.80}")
         pairs = left.astype(np.uint64) << np.uint64(32) | right.astype(np.uint64)
-        order = np.argsort(pairs, kind="stable")
+        order = np.argsort(pairs)
         pairs = pairs[order]
+        first = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)])
         # Of a pair that is listed twice, the last place counts, as in the library.
-        last = np.append(pairs[1:] != pairs[:-1], True)[: len(pairs)]
-        chosen = order[last]
+        chosen = np.maximum.reduceat(order, first) if len(first) else order
         found = [(chosen if ranks is None else ranks[chosen]), merged[chosen], texts.starts, texts.in_order()]
         ranks32, merged32, starts, sorted_ids = (each.astype(np.uint32) for each in found)
-        tables = cls(outline, texts.text.tobytes(), starts, sorted_ids, pairs[last], ranks32, merged32)
+        tables = cls(outline, texts.text.tobytes(), starts, sorted_ids, pairs[first], ranks32, merged32)
         tables.__dict__["_entries"] = texts  # which has been indexed
         return tables
 
@@ -102,7 +102,7 @@ class BpeTables:
         entries, own = self._entries, Texts.of(_encoded(token["content"] for token in added))
         free, further = len(entries), [entries.text.tobytes()]
         starts = [entries.starts]
-        for number, actual in enumerate(entries.index.find(own.of_all, own.lengths).tolist()):
+        for number, actual in enumerate(entries.index.find(own.of_all).tolist()):
             if actual < 0:
                 actual, free = free, free + 1
                 further.append(own.text[own.starts[number] : own.starts[number + 1]].tobytes())
@@ -296,7 +296,7 @@ def _merged(vocabulary: Mapping[str, int], texts: Texts, merges: Any, prefix: An
     try:
         if set(map(len, parts)) <= {2}:
             ids = np.array(list(map(vocabulary.__getitem__, chain.from_iterable(parts))), dtype=np.int64).reshape(-1, 2)
-            whole = texts.index.find(*joined(texts, ids[:, 0], ids[:, 1], cut))
+            whole = texts.index.find(joined(texts, ids[:, 0], ids[:, 1], cut))
             if not len(whole) or whole.min() >= 0:
                 return ids[:, 0], ids[:, 1], whole
     except (KeyError, TypeError):

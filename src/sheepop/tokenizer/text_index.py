@@ -6,7 +6,7 @@ the hash of any part.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ Hashes: TypeAlias = NDArray[np.uint64]
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
 _MIXING = 0xFF51AFD7ED558CCD  # without a relation to the base, so that texts which differ little lie apart
+_BLOCK = 2**14  # bytes that are summed at a time
 _WORD = 8  # bytes that are compared at a time
 
 
@@ -61,7 +62,9 @@ class Texts:
 
     def hashes(self, begins: Places, ends: Places) -> Hashes:
         """The hash of each part of `text`, which does not depend on its place."""
-        return (self._sums[ends] - self._sums[begins]) * self._inverses[begins]
+        shift = _powers(_INVERSE, _BLOCK)[begins % _BLOCK]
+        shift *= _powers(pow(_INVERSE, _BLOCK, 2**64), len(self.text) // _BLOCK + 1)[begins // _BLOCK]
+        return (self._sums[ends] - self._sums[begins]) * shift
 
     @cached_property
     def of_all(self) -> Hashes:
@@ -73,12 +76,13 @@ class Texts:
         """Finds which text has a hash."""
         return TextIndex(self)
 
-    def cuts(self) -> tuple[Places, Places]:
-        """Every place inside a text where a character begins, in rising order, and the number of that text."""
-        begins = (self.text & 0xC0) != 0x80
-        begins[self.starts[:-1][self.lengths > 0]] = False
+    def cuts(self, first: int, last: int) -> tuple[Places, Places]:
+        """Every place inside the texts from `first` to before `last` where a character begins, and their numbers."""
+        starts, lengths = self.starts[first : last + 1], self.lengths[first:last]
+        begins = (self.text[starts[0] : starts[-1]] & 0xC0) != 0x80
+        begins[(starts[:-1] - starts[0])[lengths > 0]] = False
         places = np.flatnonzero(begins)
-        return places, np.repeat(np.arange(len(self)), self.lengths)[places]
+        return places + starts[0], np.repeat(np.arange(first, last), lengths)[places]
 
     def in_order(self) -> Places:
         """The numbers of all texts in the order of their bytes."""
@@ -116,65 +120,71 @@ class Texts:
     @cached_property
     def _sums(self) -> Hashes:
         """The polynomial of all bytes before each place."""
-        sums = np.zeros(len(self.text) + 1, dtype=np.uint64)
-        np.cumsum((self.text.astype(np.uint64) + 1) * _powers(_BASE, len(self.text)), out=sums[1:])
+        sums, powers, factor = np.zeros(len(self.text) + 1, dtype=np.uint64), _powers(_BASE, _BLOCK), 1
+        for begin in range(0, len(self.text), _BLOCK):
+            part = self.text[begin : begin + _BLOCK].astype(np.uint64) + 1
+            here = sums[begin + 1 : begin + 1 + len(part)]
+            np.cumsum(part * powers[: len(part)], out=here)
+            here *= np.uint64(factor)
+            here += sums[begin]
+            factor = factor * pow(_BASE, _BLOCK, 2**64) % 2**64
         return sums
-
-    @cached_property
-    def _inverses(self) -> Hashes:
-        return _powers(_INVERSE, len(self.text) + 1)
 
 
 class TextIndex:
     """Finds which of some texts has a hash: a table with open addressing, for many hashes at once.
 
     `numbers` are those of the texts that can be found, by default all; `equal` is a pair of them with equal hashes, and
-    so, but for hostile bytes, with equal texts; None if there is none.
+    so, but for hostile bytes, with equal texts; None if there is none. Texts without bytes are not found.
     """
 
     def __init__(self, texts: Texts, numbers: Places | None = None) -> None:
-        self._hashes, self._lengths = texts.of_all, texts.lengths
-        numbers = np.arange(len(texts)) if numbers is None else numbers
-        order = numbers[np.argsort(self._hashes[numbers], kind="stable")]
-        twice = np.flatnonzero(self._hashes[order][1:] == self._hashes[order][:-1])
-        self.equal = (int(order[twice[0]]), int(order[twice[0] + 1])) if len(twice) else None
+        numbers = np.flatnonzero(texts.lengths) if numbers is None else numbers
+        hashes = texts.of_all[numbers]
+        in_order = np.sort(hashes)
+        twice = in_order[1:][in_order[1:] == in_order[:-1]]
+        self.equal = tuple(numbers[hashes == twice[0]][:2].tolist()) if len(twice) else None
         bits = max(4, (2 * len(numbers)).bit_length())
         self._shift, self._mask = np.uint64(64 - bits), (1 << bits) - 1
-        self._slots = np.full(1 << bits, -1, dtype=np.int64)
-        place = self._home(self._hashes[numbers])
+        self._hashes, self._numbers = np.zeros(1 << bits, dtype=np.uint64), np.empty(1 << bits, dtype=np.int32)
+        place = self._home(hashes)
         while len(numbers):
-            free = self._slots[place] < 0
-            self._slots[place[free]] = numbers[free]
-            left = self._slots[place] != numbers
-            numbers, place = numbers[left], place[left] + 1 & self._mask
+            free = self._hashes[place] == 0
+            self._hashes[place[free]], self._numbers[place[free]] = hashes[free], numbers[free]
+            left = self._hashes[place] != hashes
+            numbers, hashes, place = numbers[left], hashes[left], place[left] + 1 & self._mask
 
-    def find(self, hashes: Hashes, lengths: Places) -> Places:
-        """The number of the text with each hash and its number of bytes; -1 for none."""
-        found = np.full(len(hashes), -1, dtype=np.int64)
-        wanted, place = np.arange(len(hashes)), self._home(hashes)
-        while len(wanted):
-            here = self._slots[place]
-            is_hit = (here >= 0) & (self._hashes[here] == hashes[wanted]) & (self._lengths[here] == lengths[wanted])
-            found[wanted[is_hit]] = here[is_hit]
-            goes_on = (here >= 0) & ~is_hit
-            wanted, place = wanted[goes_on], place[goes_on] + 1 & self._mask
+    def find(self, hashes: Hashes) -> Places:
+        """The number of the text with each hash; -1 for none."""
+        place = self._home(hashes)
+        here = self._hashes[place]
+        found = np.where(here == hashes, self._numbers[place], -1).astype(np.int64)
+        others = np.flatnonzero((here != hashes) & (here != 0))
+        place = place[others]
+        while len(others):
+            place = place + 1 & self._mask
+            here = self._hashes[place]
+            is_hit = here == hashes[others]
+            found[others[is_hit]] = self._numbers[place[is_hit]]
+            goes_on = ~is_hit & (here != 0)
+            others, place = others[goes_on], place[goes_on]
         return found
 
     def _home(self, hashes: Hashes) -> Places:
         return ((hashes ^ hashes >> np.uint64(32)) * np.uint64(_MIXING) >> self._shift).astype(np.int64)
 
 
-def joined(texts: Texts, left: Places, right: Places, skipped: int = 0) -> tuple[Hashes, Places]:
-    """The hash and the number of bytes of each text `left` with the text `right`, less its first bytes, behind it."""
-    lengths, ends = texts.lengths, texts.starts[right + 1]
-    begins = np.minimum(texts.starts[right] + skipped, ends)
-    powers = _powers(_BASE, int(lengths.max(initial=0)) + 1)
-    hashes = texts.of_all[left] + texts.hashes(begins, ends) * powers[lengths[left]]
-    return hashes, lengths[left] + ends - begins
+def joined(texts: Texts, left: Places, right: Places, skipped: int = 0) -> Hashes:
+    """The hash of each text `left` with the text `right`, less its first bytes, behind it."""
+    ends = texts.starts[right + 1]
+    behind = texts.hashes(np.minimum(texts.starts[right] + skipped, ends), ends)
+    powers = _powers(_BASE, int(texts.lengths.max(initial=0)) + 1)
+    return texts.of_all[left] + behind * powers[texts.lengths[left]]
 
 
+@lru_cache(maxsize=8)
 def _powers(base: int, count: int) -> Hashes:
-    """The first powers of `base` modulo 2^64."""
+    """The first powers of `base` modulo 2^64, not to be changed."""
     powers = np.full(count, base, dtype=np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, dtype=np.uint64)

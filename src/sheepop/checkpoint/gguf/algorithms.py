@@ -40,6 +40,7 @@ Merges: TypeAlias = tuple[Places, Places, Places, Places | None]
 """The ids of the left and the right part of each merge, of what they form, and the rank, or None for their order."""
 Described: TypeAlias = tuple[dict[str, Any], Merges]
 
+_PIECE = 2**14  # tokens that are taken apart at a time
 _PRE = "ggml.pre"
 _MERGES = "ggml.merges"
 
@@ -112,9 +113,9 @@ def _listed_merges(keys: Metadata, tokens: Vocabulary) -> Merges:
     if len(wrong := np.flatnonzero(counts != 1)):
         raise keys.problem(_MERGES, f"has the entry {found[wrong[0]]!r}, which does not have two parts")
     begins, ends, index = found.starts[:-1], found.starts[1:], tokens.texts.index
-    left = index.find(found.hashes(begins, spaces), spaces - begins)
-    right = index.find(found.hashes(spaces + 1, ends), ends - spaces - 1)
-    merged = index.find(*joined(tokens.texts, left, right))
+    left = index.find(found.hashes(begins, spaces))
+    right = index.find(found.hashes(spaces + 1, ends))
+    merged = index.find(joined(tokens.texts, left, right))
     if len(wrong := np.flatnonzero((left < 0) | (right < 0) | (merged < 0))):
         raise keys.problem(_MERGES, f"cannot be used: the entry {found[wrong[0]]!r} is not two tokens that form one")
     return left, right, merged, None
@@ -257,14 +258,16 @@ def _merges(tokens: Vocabulary, scores: NDArray[np.float32]) -> Merges:
     """Returns every pair of tokens that forms a token, best score first; the lower id first in a tie."""
     texts, is_normal = tokens.texts, tokens.kinds == TokenKind.NORMAL
     normal = np.flatnonzero(is_normal)
-    index = TextIndex(texts, normal)
-    cuts, whole = texts.cuts()
-    cuts, whole = cuts[is_normal[whole]], whole[is_normal[whole]]
-    begins, ends = texts.starts[:-1], texts.starts[1:]
-    left = index.find(texts.hashes(begins[whole], cuts), cuts - begins[whole])
-    cuts, whole, left = (each[left >= 0] for each in (cuts, whole, left))
-    right = index.find(texts.hashes(cuts, ends[whole]), ends[whole] - cuts)
-    whole, left, right = (each[right >= 0] for each in (whole, left, right))
+    index, begins, ends = TextIndex(texts, normal), texts.starts[:-1], texts.starts[1:]
+    found = []
+    for first in range(0, len(texts), _PIECE):
+        cuts, whole = texts.cuts(first, min(first + _PIECE, len(texts)))
+        cuts, whole = cuts[is_normal[whole]], whole[is_normal[whole]]
+        left = index.find(texts.hashes(begins[whole], cuts))
+        cuts, whole, left = (each[left >= 0] for each in (cuts, whole, left))
+        right = index.find(texts.hashes(cuts, ends[whole]))
+        found.append([each[right >= 0] for each in (left, right, whole)])
+    left, right, whole = map(np.concatenate, zip(*found, strict=True))
     counts = np.bincount(whole, minlength=len(texts))
     best_first = normal[np.argsort(-scores[normal], kind="stable")]
     before = np.zeros(len(texts), dtype=np.int64)  # the pairs of better tokens

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
+from sheepop.checkpoint.gguf.native_decoding import Fill
 from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
 from sheepop.core.errors import CheckpointError
 
@@ -114,17 +115,20 @@ class Container:
         """Returns the tensor, or some of its `rows`, in the in-memory dtype of its type; floats as they are mapped."""
         content, shape = self._content(name, rows)
         kind = self.tensors[name].kind
-        if kind.read_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
+        if kind.fill_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
             return content.view(kind.dtype).view(shape)
-        (numbers,) = self._decoded(name, content, lambda blocks: (kind.read(blocks),))
+        numbers = _memory(len(content) // kind.block_bytes, torch.empty(1, kind.block, dtype=kind.dtype))
+        self._decode(name, content, [numbers], lambda blocks, parts: parts[0].copy_(kind.read(blocks)))
         return numbers.view(shape)
 
     def read_stored(self, name: str, rows: slice | None = None) -> tuple[Tensor, ...]:
         """Returns a quantised tensor of at least one dimension, or `rows`, as integers, scales and perhaps offsets."""
         content, shape = self._content(name, rows)
         kind = self.tensors[name].kind
-        assert kind.read_stored is not None, name
-        return tuple(part.view(*shape[:-1], -1) for part in self._decoded(name, content, kind.read_stored))
+        assert kind.fill_stored is not None, name
+        parts = [_memory(len(content) // kind.block_bytes, part) for part in kind.stored_block]
+        self._decode(name, content, parts, kind.fill_stored)
+        return tuple(part.view(*shape[:-1], -1) for part in parts)
 
     def _content(self, name: str, rows: slice | None) -> tuple[Tensor, tuple[int, ...]]:
         """The bytes of a tensor, or of some of its rows, as they are mapped, and its shape."""
@@ -139,23 +143,20 @@ class Container:
         # NumPy keeps a map open that is in use; torch.frombuffer does not.
         return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
-    def _decoded(self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """Returns the parts of all blocks (B, n), decoded a piece at a time, which needs little memory besides."""
+    def _decode(self, name: str, content: Tensor, parts: Sequence[Tensor], fill: Fill) -> None:
+        """Fills the parts of all blocks (B, n), a piece at a time, which needs little memory besides."""
         kind, file = self.tensors[name].kind, self.tensors[name].file
         blocks = content.view(-1, kind.block_bytes)
-        found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
         size = max(1, _PIECE // kind.block)
         end = content.data_ptr() - np.frombuffer(file, np.uint8).ctypes.data
         released = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         for begin in range(0, len(blocks), size):
-            for whole, part in zip(found, decode(blocks[begin : begin + size]), strict=True):
-                whole[begin : begin + size] = part
+            fill(blocks[begin : begin + size], [part[begin : begin + size] for part in parts])
             # Pages of the file that were decoded need not stay in the memory of this process.
             end += blocks[begin : begin + size].numel()
             if (count := end // mmap.PAGESIZE * mmap.PAGESIZE - released) > 0:
                 file.madvise(mmap.MADV_DONTNEED, released, count)
                 released += count
-        return found
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""
@@ -179,6 +180,11 @@ class Container:
         if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise cursor.problem(f"{_ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
+
+
+def _memory(count: int, block: Tensor) -> Tensor:
+    """Memory for `count` blocks like `block` (1, n), for which NumPy asks the system for large pages."""
+    return torch.from_numpy(np.empty((count, block.nbytes), dtype=np.uint8)).view(block.dtype)
 
 
 def _map(path: Path) -> mmap.mmap:

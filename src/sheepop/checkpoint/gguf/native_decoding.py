@@ -17,24 +17,22 @@ _SOURCE = Path(__file__).parents[1] / "native" / "blocks.cpp"
 _KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 
 
-def native_decoder(kind: str, parts: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]] | None:
-    """Returns the kernel that reads blocks of a type (B, bytes) as stored integers, scales and perhaps offsets.
+Fill = Callable[[Tensor, Sequence[Tensor]], None]
+"""Decodes blocks of a type (B, bytes) to their stored integers, scales and perhaps offsets (B, n), which it is given."""
 
-    `parts` are those of one block. None if there is no kernel for this type, or none on this machine.
-    """
+
+def native_decoder(kind: str) -> Fill | None:
+    """Returns the kernel for a type; None if there is no kernel for it, or none on this machine."""
     function = _function(kind) if kind in _KINDS else None
     if function is None:
         return None
 
-    def decode(content: Tensor) -> tuple[Tensor, ...]:
-        count, content = len(content), content.contiguous()
-        found = tuple(part.new_empty(count, part.shape[1]) for part in parts)
-        _, scales, *offsets = (address("part", part, part.dtype, *part.shape) for part in found)
-        blocks = address("blocks", content, torch.uint8, *content.shape)
-        function(blocks, count, found[0].data_ptr(), scales, *offsets or [None])
-        return found
+    def fill(content: Tensor, parts: Sequence[Tensor]) -> None:
+        content = content.contiguous()
+        numbers, scales, *offsets = (address("part", part, part.dtype, len(content), part.shape[1]) for part in parts)
+        function(address("blocks", content, torch.uint8, *content.shape), len(content), numbers, scales, *offsets or [None])
 
-    return decode
+    return fill
 
 
 @cache

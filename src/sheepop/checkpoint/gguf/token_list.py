@@ -96,8 +96,7 @@ class Vocabulary:
 
     def ids_of(self, wanted: Sequence[str]) -> Places:
         """The ids of texts, -1 for each that is no token."""
-        found = Texts.of([text.encode("utf-8") for text in wanted])
-        return self.texts.index.find(found.of_all, found.lengths)
+        return self.texts.index.find(Texts.of([text.encode("utf-8") for text in wanted]).of_all)
 
     def without_padding(self) -> Vocabulary:
         """Returns the tokens without those that `TokenList.pad` added."""
