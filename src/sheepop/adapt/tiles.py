@@ -38,8 +38,8 @@ def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
         last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
         whole = torch.cat([rows, last], -2) if missing else rows
         return torch.unflatten(whole, -2, (-1, TILE)).transpose(-2, -1).contiguous()
-    if (arrange := _arrange()) is not None and rows.device.type == "cpu" and rows.dtype == torch.int32:
-        arrange(address("rows", rows, torch.int32, *rows.shape), rows.numel() // (TILE * length), length)
+    if (arrange := _arrange()) is not None and rows.itemsize == torch.int32.itemsize and rows.is_contiguous():
+        arrange(address("rows", rows, rows.dtype, *rows.shape), rows.numel() // (TILE * length), length)
         return rows.view(*rows.shape[:-2], -1, length, TILE)
     for part in torch.split(rows.view(-1, TILE, length), max(1, _NUMBERS_AT_A_TIME // (TILE * length))):
         part.view(-1, length, TILE).copy_(part.transpose(1, 2).contiguous())

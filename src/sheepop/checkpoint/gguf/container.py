@@ -32,6 +32,7 @@ from torch import Tensor
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
 from sheepop.checkpoint.gguf.native_decoding import Fill
 from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
+from sheepop.checkpoint.lazy_tensor import Memory
 from sheepop.core.errors import CheckpointError
 
 _MAGIC = b"GGUF"
@@ -53,6 +54,7 @@ _CHUNK = 2**24
 _PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 # How many numbers of a tensor are decoded at a time.
 _PIECE = 2**18
+_RELEASED = 2**23  # bytes of the file that are given back at a time
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -78,7 +80,7 @@ class Container:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self._is_closed = Path(path), False
+        self.path, self._is_closed, self._memory = Path(path), False, Memory()
         self._map = _map(self.path)
         try:
             with memoryview(self._map) as content:
@@ -117,7 +119,7 @@ class Container:
         kind = self.tensors[name].kind
         if kind.fill_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
             return content.view(kind.dtype).view(shape)
-        numbers = _memory(len(content) // kind.block_bytes, torch.empty(1, kind.block, dtype=kind.dtype))
+        numbers = self._blocks(len(content) // kind.block_bytes, torch.empty(1, kind.block, dtype=kind.dtype))
         self._decode(name, content, [numbers], lambda blocks, parts: parts[0].copy_(kind.read(blocks)))
         return numbers.view(shape)
 
@@ -126,7 +128,7 @@ class Container:
         content, shape = self._content(name, rows)
         kind = self.tensors[name].kind
         assert kind.fill_stored is not None, name
-        parts = [_memory(len(content) // kind.block_bytes, part) for part in kind.stored_block]
+        parts = [self._blocks(len(content) // kind.block_bytes, part) for part in kind.stored_block]
         self._decode(name, content, parts, kind.fill_stored)
         return tuple(part.view(*shape[:-1], -1) for part in parts)
 
@@ -143,6 +145,10 @@ class Container:
         # NumPy keeps a map open that is in use; torch.frombuffer does not.
         return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
+    def _blocks(self, count: int, block: Tensor) -> Tensor:
+        """Memory for `count` blocks like `block` (1, n)."""
+        return torch.from_numpy(self._memory.take(count * block.nbytes)).view(block.dtype).view(count, -1)
+
     def _decode(self, name: str, content: Tensor, parts: Sequence[Tensor], fill: Fill) -> None:
         """Fills the parts of all blocks (B, n), a piece at a time, which needs little memory besides."""
         kind, file = self.tensors[name].kind, self.tensors[name].file
@@ -154,7 +160,9 @@ class Container:
             fill(blocks[begin : begin + size], [part[begin : begin + size] for part in parts])
             # Pages of the file that were decoded need not stay in the memory of this process.
             end += blocks[begin : begin + size].numel()
-            if (count := end // mmap.PAGESIZE * mmap.PAGESIZE - released) > 0:
+            count = end // mmap.PAGESIZE * mmap.PAGESIZE - released
+            # Each time, the system interrupts all threads of the process.
+            if count >= _RELEASED or (count > 0 and begin + size >= len(blocks)):
                 file.madvise(mmap.MADV_DONTNEED, released, count)
                 released += count
 
@@ -180,11 +188,6 @@ class Container:
         if not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise cursor.problem(f"{_ALIGNMENT_KEY} = {alignment} is not a power of two up to {_LARGEST_ALIGNMENT}")
         return alignment
-
-
-def _memory(count: int, block: Tensor) -> Tensor:
-    """Memory for `count` blocks like `block` (1, n), for which NumPy asks the system for large pages."""
-    return torch.from_numpy(np.empty((count, block.nbytes), dtype=np.uint8)).view(block.dtype)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sheepop.checkpoint.gguf.native_decoding import text_places
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer.text_index import Texts
@@ -62,16 +61,12 @@ class Cursor:
 
     def texts(self, count: int, what: str) -> Texts:
         """Reads texts one after the other; raises `CheckpointError` as `read_text` does."""
-        content, place, length_at = self._content, self.position, struct.Struct("<Q").unpack_from
-        begins = array("Q")
-        with suppress(struct.error, OverflowError):
-            for _ in range(count):
-                begins.append(place)
-                place += _LENGTH + length_at(content, place)[0]
-        found = _between(content, np.asarray(begins), place) if len(begins) == count and place <= len(content) else None
+        places = text_places(self._content, self.position, count)
+        found = None if places is None else _between(self._content, *places)
         while found is None:
             read_text(self, what)  # says what is wrong with the first wrong one
-        self.position = place
+        assert places is not None
+        self.position = places[1]
         return found
 
     def problem(self, reason: str) -> CheckpointError:
@@ -86,10 +81,10 @@ class Cursor:
         return CheckpointError(f"{self._path} {what}. {remedy}.")
 
 
-def _between(content: memoryview, begins: NDArray[np.uint64], end: int) -> Texts | None:
+def _between(content: memoryview, begins: NDArray[np.int64], end: int) -> Texts | None:
     """The texts behind their lengths, which begin at `begins`, up to `end`; None if one is no UTF-8 or too long."""
     first = int(begins[0]) if len(begins) else end
-    raw, heads = np.frombuffer(bytes(content[first:end]), dtype=np.uint8), begins.astype(np.int64) - first
+    raw, heads = np.frombuffer(bytes(content[first:end]), dtype=np.uint8), begins - first
     is_text = np.ones(len(raw), dtype=np.bool_)
     is_text[heads[:, None] + np.arange(_LENGTH)] = False
     starts = np.append(heads, len(raw)) - _LENGTH * np.arange(len(heads) + 1)
