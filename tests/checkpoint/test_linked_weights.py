@@ -134,6 +134,7 @@ def test_a_damaged_link_is_told(gpt2: Path):
 def test_a_run_that_keeps_its_base_keeps_the_weights_too(gpt2: Path, tmp_path: Path):
     made = load_model(gpt2)
     copy_base(made.directory, tmp_path / "base")
+    assert (tmp_path / "base" / "tokenizer.json").is_file()
     shutil.rmtree(gpt2)
     base = load_model(tmp_path / "base")
     for name, weight in unique_weights(made.model).items():

@@ -101,9 +101,7 @@ def _describe(
     if model.place is not None and not is_linked:
         made[BASE] = [LinkedWeights.of(directory, model.place).identity()]
     quantization = Quantization.of(tensors, torch.float32)
-    describe_model(
-        directory, model.config, model.tokenizer, made, model.generation, quantization, is_linked=is_linked
-    )
+    describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization, is_linked=is_linked)
 
 
 def import_foreign(

@@ -53,8 +53,8 @@ def describe_model(
     """Writes all files except the weights.
 
     `generation` are the keys of ``generation_config.json``, which is not written if there are none. `adapter` is the
-    configuration of a LoRA adapter that is stored with the weights. The directory of a linked model has no card, and of a
-    tokenizer with tables only these (see `Tokenizer.save`).
+    configuration of a LoRA adapter that is stored with the weights. The directory of a linked model has no card,
+    and of a tokenizer with tables only these (see `Tokenizer.save`).
     """
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
     versions = [1]

@@ -200,7 +200,7 @@ class BpeTables:
         return orjson.dumps({**self.outline, "model": {**self.outline["model"], **self.model()}})
 
     def save(self, directory: Path, content: bytes | None) -> None:
-        """Writes the tables in the format of safetensors, beside a ``tokenizer.json`` with `content` if there is one."""
+        """Writes the tables in the format of safetensors, beside a ``tokenizer.json`` with `content`, if any."""
         from safetensors.numpy import save
 
         arrays = self._arrays()

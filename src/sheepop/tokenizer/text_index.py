@@ -7,6 +7,7 @@ the hash of any part.
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,7 +59,7 @@ class Texts:
     def decoded(self) -> list[str]:
         """All of them."""
         data, places = self.text.tobytes(), self.starts.tolist()
-        return [data[begin:end].decode("utf-8") for begin, end in zip(places, places[1:], strict=False)]
+        return [data[begin:end].decode("utf-8") for begin, end in pairwise(places)]
 
     def hashes(self, begins: Places, ends: Places) -> Hashes:
         """The hash of each part of `text`, which does not depend on its place."""
@@ -89,7 +90,9 @@ class Texts:
         lengths = self.lengths
         padded = np.concatenate([self.text, np.zeros(_WORD, dtype=np.uint8)])
         words = np.ndarray((len(padded) - _WORD + 1,), dtype=">u8", buffer=padded, strides=(1,))
-        shown = np.array([(2**64 - 1) << 8 * (_WORD - size) & (2**64 - 1) for size in range(_WORD + 1)], dtype=np.uint64)
+        shown = np.array(
+            [(2**64 - 1) << 8 * (_WORD - size) & (2**64 - 1) for size in range(_WORD + 1)], dtype=np.uint64
+        )
 
         def word(of: Places, number: int) -> Hashes:
             """Bytes of some texts as one integer, zeros behind their ends."""
@@ -146,7 +149,7 @@ class TextIndex:
         self.equal = tuple(numbers[hashes == twice[0]][:2].tolist()) if len(twice) else None
         bits = max(4, (2 * len(numbers)).bit_length())
         self._shift, self._mask = np.uint64(64 - bits), (1 << bits) - 1
-        self._hashes, self._numbers = np.zeros(1 << bits, dtype=np.uint64), np.empty(1 << bits, dtype=np.int32)
+        self._hashes, self._numbers = np.zeros(1 << bits, dtype=np.uint64), np.full(1 << bits, -1, dtype=np.int32)
         place = self._home(hashes)
         while len(numbers):
             free = self._hashes[place] == 0

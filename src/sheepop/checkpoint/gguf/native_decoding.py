@@ -1,4 +1,4 @@
-"""Reads texts and blocks of the commonest quantised types of GGUF by native kernels, which are several times as fast."""
+"""Reads lists of texts and blocks of the commonest quantised types of GGUF by native kernels, several times as fast."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SOURCE = Path(__file__).parents[1] / "native" / "blocks.cpp"
 _KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 
 
-Fill = Callable[[Tensor, Sequence[Tensor]], None]
-"""Decodes blocks of a type (B, bytes) to their stored integers, scales and perhaps offsets (B, n), which it is given."""
+Fill = Callable[[Tensor, Sequence[Tensor]], object]
+"""Decodes blocks of a type (B, bytes) into their parts (B, n): stored integers, scales and perhaps offsets."""
 
 
 def native_decoder(kind: str) -> Fill | None:
@@ -34,13 +34,15 @@ def native_decoder(kind: str) -> Fill | None:
     def fill(content: Tensor, parts: Sequence[Tensor]) -> None:
         content = content.contiguous()
         numbers, scales, *offsets = (address("part", part, part.dtype, len(content), part.shape[1]) for part in parts)
-        function(address("blocks", content, torch.uint8, *content.shape), len(content), numbers, scales, *offsets or [None])
+        function(
+            address("blocks", content, torch.uint8, *content.shape), len(content), numbers, scales, *offsets or [None]
+        )
 
     return fill
 
 
 def text_places(content: memoryview, place: int, count: int) -> tuple[NDArray[np.int64], int] | None:
-    """Where `count` texts begin, with their lengths of 8 bytes before them, from `place` on, and where the last one ends.
+    """Where `count` texts begin from `place` on, with their lengths of 8 bytes before them, and where the last ends.
 
     None if one would end beyond the content.
     """

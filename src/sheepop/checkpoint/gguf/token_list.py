@@ -160,7 +160,9 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
     return {**entries, **_template_entries(tokenizer.settings().get("chat_template"))}
 
 
-def read_settings(keys: Metadata, tokens: Vocabulary, *, add_bos: bool, roles: Mapping[SpecialRole, int]) -> dict[str, Any]:
+def read_settings(
+    keys: Metadata, tokens: Vocabulary, *, add_bos: bool, roles: Mapping[SpecialRole, int]
+) -> dict[str, Any]:
     """Returns the keys of ``tokenizer_config.json`` that a file defines.
 
     `add_bos` and the ids in `roles`, if they are special tokens, are the defaults.
