@@ -34,7 +34,7 @@ GROUPED: dict[str, tuple[Format, int, torch.dtype, bool]] = {
 }
 FORMATS = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", *GROUPED)
 INTEGERS = ("int8", "int4", *(form for form, (_, group, *_) in GROUPED.items() if group > 8))
-FLOATS_SOURCE, INTEGERS_SOURCE = stored_weight._SOURCE, stored_weight._SOURCE_OF_INTEGERS
+FLOATS_SOURCE, INTEGERS_SOURCE = stored_weight._SOURCE, stored_weight.SOURCE_OF_INTEGERS
 needs_compiler = pytest.mark.skipif(not stored_weight.has_kernels(), reason="there is no C++ compiler for the kernels")
 
 
@@ -204,7 +204,7 @@ def test_products_do_not_depend_on_the_width_of_vectors(monkeypatch: pytest.Monk
     x = drawn(5, 96, seed=3)
     expected = [F.linear(x, weight) for weight in weights]
     monkeypatch.setenv("SHEEPOP_NATIVE", "avx2")
-    narrow = load_kernel.__wrapped__(stored_weight._SOURCE_OF_INTEGERS).library
+    narrow = load_kernel.__wrapped__(stored_weight.SOURCE_OF_INTEGERS).library
     monkeypatch.setattr(stored_weight, "native_library", lambda source: narrow)
     for weight, wanted in zip(weights, expected, strict=True):
         stored_weight._kernel.cache_clear()

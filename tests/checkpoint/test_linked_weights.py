@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sheepop.checkpoint import load_model, resolve_model_directory
 from sheepop.checkpoint.gguf.writer import write_gguf
-from sheepop.checkpoint.identity import identities
+from sheepop.checkpoint.identity import identities, require_base
 from sheepop.checkpoint.linked_weights import LINK
 from sheepop.checkpoint.model_cache import cached_models
 from sheepop.checkpoint.model_directory import open_model, unique_weights
@@ -99,6 +101,29 @@ def test_another_file_is_noticed(gpt2: Path):
     assert [model["finished"] for model in list_models() if model["name"] in (str(gpt2), made.parent.name)] == [False]
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "f32", "q4_k_m"])
+def test_adapters_of_the_files_and_of_any_copy_of_them_fit_both(gpt2: Path, kind: str):
+    source, file = gpt2, gpt2 / "model.safetensors"
+    if kind != "safetensors":
+        model = open_model(gpt2)
+        source = file = gpt2 / "toy.gguf"
+        write_gguf(source, model.config, model.tensors, model.tokenizer, dtype=kind, name="toy")
+    import_model(source, "imported")
+    opened = resolve_model_directory(source, Console.silent())
+    copied = {"model.safetensors": hashlib.sha256(Path("imported/model.safetensors").read_bytes()).hexdigest()}
+    named = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    # What former versions recorded: a copy in the cache, then the file with its name.
+    for recorded in (copied, named):
+        require_base([hashlib.sha256(json.dumps(recorded).encode()).hexdigest()], opened)
+    require_base(identities(opened), Path("imported"))
+    require_base(identities(Path("imported")), opened)
+    moved = Path("moved") if source.is_dir() else Path("renamed.gguf")
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, moved)
+    require_base(identities(opened), resolve_model_directory(moved, Console.silent()))
+    with pytest.raises(CheckpointError, match="trained on other weights"):
+        require_base(["0" * 64], opened)
+
+
 def test_a_damaged_link_is_told(gpt2: Path):
     made = resolve_model_directory(gpt2, Console.silent())
     (made / LINK).write_text('{"version": 1, "source": "zz", "files": []}')
@@ -109,6 +134,7 @@ def test_a_damaged_link_is_told(gpt2: Path):
 def test_a_run_that_keeps_its_base_keeps_the_weights_too(gpt2: Path, tmp_path: Path):
     made = load_model(gpt2)
     copy_base(made.directory, tmp_path / "base")
+    assert (tmp_path / "base" / "tokenizer.json").is_file()
     shutil.rmtree(gpt2)
     base = load_model(tmp_path / "base")
     for name, weight in unique_weights(made.model).items():

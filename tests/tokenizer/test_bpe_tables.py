@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_json
 from sheepop.tokenizer import bpe as bpe_module
-from sheepop.tokenizer.bpe_tables import TABLES_FILE, BpeModel, BpeTables
+from sheepop.tokenizer.bpe_model import BpeModel
+from sheepop.tokenizer.bpe_tables import TABLES_FILE, BpeTables
 
 from .test_files import gpt2_style
 
@@ -132,6 +133,25 @@ def test_the_tables_are_a_copy_that_may_be_missing_or_of_another_tokenizer(bpe: 
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
     (tmp_path / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer_from_json(json.dumps(changed)).fingerprint()
+
+
+def test_tables_that_stand_alone_are_the_whole_tokenizer(bpe: Tokenizer, tmp_path: Path):
+    text = "def f(x):\n    return 'é🐑' <eos>"
+    for number, made in enumerate((bpe, tokenizer_from_json(json.dumps(with_added())))):
+        place = tmp_path / str(number)
+        made.save(place, only_tables=True)
+        assert sorted(path.name for path in place.iterdir()) == [TABLES_FILE, "tokenizer_config.json"]
+        alone = load_tokenizer(place)
+        for back in (alone, tokenizer_from_json(alone.to_json(), alone.settings()), pickle.loads(pickle.dumps(alone))):
+            assert back.fingerprint() == made.fingerprint()
+            assert back.encode(text, allow_special=True) == made.encode(text, allow_special=True)
+
+
+def test_tables_that_belong_to_a_missing_file_are_no_tokenizer(bpe: Tokenizer, tmp_path: Path):
+    bpe.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match=r"not complete without the tokenizer\.json"):
+        load_tokenizer(tmp_path)
 
 
 def test_files_for_other_programs_have_no_tables(bpe: Tokenizer, tmp_path: Path):

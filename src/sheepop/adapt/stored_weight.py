@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
+from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
 from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
@@ -30,7 +31,6 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-_SOURCE_OF_INTEGERS = _SOURCE.with_name("integers.cpp")
 # More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
@@ -81,14 +81,13 @@ class StoredWeight(Tensor):
         *,
         in_place: bool = False,
     ) -> StoredWeight:
-        """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange them anew `in_place`."""
+        """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange all parts anew `in_place`."""
         length = values.shape[-1] * (2 if stored == "int4" else 1)
         parts: Parts = values, scales, offsets
         in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
         if in_tiles:
-            has_groups = scales is not None and scales.ndim == values.ndim
-            if has_groups:
-                scales, offsets = (part if part is None else tiles_of(part) for part in (scales, offsets))
+            if scales is not None and scales.ndim == values.ndim:
+                scales, offsets = (part if part is None else tiles_of(part, in_place=in_place) for part in parts[1:])
             parts = tiles_of(units(values), in_place=in_place).view(values.dtype), scales, offsets
         return cls._wrapped(stored, parts, values.shape[-2], length, dtype, in_tiles)
 
@@ -368,7 +367,7 @@ def name_of(dtype: torch.dtype) -> str:
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
-    library = native_library(_SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
+    library = native_library(SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
     found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
     rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from sheepop.core.native import address, native_library
 
 GROUP = 32
 """Number of int4 weights that share 16 bytes."""
 TILE = 16
 """Number of rows of a tile."""
 
+SOURCE = Path(__file__).parent / "native" / "integers.cpp"
 _NUMBERS_AT_A_TIME = 2**20
 
 
@@ -30,9 +38,21 @@ def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
         last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
         whole = torch.cat([rows, last], -2) if missing else rows
         return torch.unflatten(whole, -2, (-1, TILE)).transpose(-2, -1).contiguous()
+    if (arrange := _arrange()) is not None and rows.itemsize == torch.int32.itemsize and rows.is_contiguous():
+        arrange(address("rows", rows, rows.dtype, *rows.shape), rows.numel() // (TILE * length), length)
+        return rows.view(*rows.shape[:-2], -1, length, TILE)
     for part in torch.split(rows.view(-1, TILE, length), max(1, _NUMBERS_AT_A_TIME // (TILE * length))):
         part.view(-1, length, TILE).copy_(part.transpose(1, 2).contiguous())
     return rows.view(*rows.shape[:-2], -1, length, TILE)
+
+
+@cache
+def _arrange() -> Any:
+    library = native_library(SOURCE)
+    function = None if library is None else library.arrange_tiles
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
+    return function
 
 
 def rows_of(tiles: Tensor, index: Tensor | slice) -> Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sheepop.checkpoint.exchange.reader import open_hugging_face, read_hugging_face
-from sheepop.checkpoint.gguf.reader import open_gguf, read_gguf
 from sheepop.checkpoint.lazy_tensor import (
     ForeignModel,
     LazyTensor,
@@ -22,7 +20,7 @@ from sheepop.checkpoint.lazy_tensor import (
 )
 from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_description import Quantization, describe_model, formats_of
-from sheepop.checkpoint.model_kind import is_gguf, is_model
+from sheepop.checkpoint.model_kind import BASE, is_gguf, is_model
 from sheepop.checkpoint.weight_files import MAX_SHARD_BYTES, write_weights
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, TokenizerError, first_few
@@ -46,19 +44,28 @@ def read_foreign(source: Path, tokenizer: Path | None = None, dtype: torch.dtype
     if source.is_dir() and is_model(source):
         raise CheckpointError(f"{source} is already a SheepOp model and can be used as it is.")
     own = None if tokenizer is None else load_tokenizer(tokenizer)
+    # The families of one format take long to load, and models of the other do not need them.
     if source.is_dir():
-        return read_hugging_face(source, own, dtype)
+        from sheepop.checkpoint.exchange.reader import read_hugging_face
+
+        return replace(read_hugging_face(source, own, dtype), place=source)
     if not is_gguf(source):
         raise CheckpointError(
             f"{source} is a file, but not a GGUF file. Give the directory that holds config.json and the weights."
         )
-    return read_gguf(source, own)
+    from sheepop.checkpoint.gguf.reader import read_gguf
+
+    return replace(read_gguf(source, own), place=source)
 
 
 def foreign_tensors(link: LinkedWeights) -> dict[str, LazyTensor]:
     """Returns the tensors of a linked model by our names, quantised matrices as their parts."""
     if link.place.is_dir():
+        from sheepop.checkpoint.exchange.reader import open_hugging_face
+
         return dict(open_hugging_face(link.place).tensors)
+    from sheepop.checkpoint.gguf.reader import open_gguf
+
     file = open_gguf(link.place)
     return with_stored(file.tensors, file.quantized)
 
@@ -73,7 +80,7 @@ def open_in_place(source: Path, output: Path, origin: Mapping[str, Any], console
     link = LinkedWeights.of(output, source)
     with atomic_directory(output, replace=True) as directory:
         link.write(directory)
-        _describe(directory, model, origin, model.stored())
+        _describe(directory, model, origin, model.stored(), is_linked=True)
     for warning in template_problems(model.tokenizer):
         console.warn(warning)
     for note in model.notes:
@@ -82,12 +89,19 @@ def open_in_place(source: Path, output: Path, origin: Mapping[str, Any], console
 
 
 def _describe(
-    directory: Path, model: ForeignModel, origin: Mapping[str, Any], tensors: Mapping[str, LazyTensor]
+    directory: Path,
+    model: ForeignModel,
+    origin: Mapping[str, Any],
+    tensors: Mapping[str, LazyTensor],
+    *,
+    is_linked: bool = False,
 ) -> None:
     source = {key: value for key, value in model.source.items() if not origin or key != "directory"}
-    made = {"imported": {**source, **origin}}
+    made: dict[str, Any] = {"imported": {**source, **origin}}
+    if model.place is not None and not is_linked:
+        made[BASE] = [LinkedWeights.of(directory, model.place).identity()]
     quantization = Quantization.of(tensors, torch.float32)
-    describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization)
+    describe_model(directory, model.config, model.tokenizer, made, model.generation, quantization, is_linked=is_linked)
 
 
 def import_foreign(

@@ -48,7 +48,7 @@ class Given:
             if self._keys[spelling] != self._keys[found[0]]:
                 raise self.problem(spelling, f"contradicts {name} = {shown(self._keys[found[0]])}")
         if not found and default is REQUIRED:
-            raise CheckpointError(f"{self.where}: {self.prefix}{name} is missing.")
+            raise self.missing(name)
         return self._keys[found[0]] if found else default
 
     def has(self, name: str) -> bool:
@@ -104,6 +104,10 @@ class Given:
     def unread(self) -> list[str]:
         """Returns the keys that were not taken."""
         return sorted(self._keys.keys() - self._read)
+
+    def missing(self, name: str) -> CheckpointError:
+        """Returns an error for a required key that is not there."""
+        return CheckpointError(f"{self.where}: {self.prefix}{name} is missing.")
 
     def problem(self, name: str, what: str) -> CheckpointError:
         """Returns an error that names the key and its value."""

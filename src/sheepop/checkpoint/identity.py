@@ -7,10 +7,12 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
+from sheepop.checkpoint.foreign import foreign_tensors
 from sheepop.checkpoint.linked_weights import LinkedWeights
 from sheepop.checkpoint.model_description import PROVENANCE, Provenance
 from sheepop.checkpoint.model_directory import ADAPTER
 from sheepop.checkpoint.model_kind import BASE
+from sheepop.checkpoint.weight_files import MAX_SHARD_BYTES, weight_checksums
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import CHECKSUMS, read_json
 
@@ -18,7 +20,8 @@ from sheepop.core.files import CHECKSUMS, read_json
 def identities(directory: Path) -> list[str]:
     """Returns hashes of a model directory's weights, alone and with its adapter, and of those that they came from.
 
-    Those are the weights that integers were rounded from, and the model that a run with an adapter began with.
+    Those are the weights that integers were rounded from, the files that the model was imported from, and the model
+    that a run with an adapter began with. The weights of a linked model are its files, not how SheepOp stores them.
     """
     if (link := LinkedWeights.read(directory)) is not None:
         return [link.identity(), *_origins(read_json(directory / PROVENANCE))]
@@ -37,11 +40,22 @@ def require_base(own: Collection[str], directory: Path) -> None:
 
     An adapter without hashes, such as one of another program, fits by its shapes alone.
     """
-    if own and set(own).isdisjoint(identities(directory)):
+    if own and set(own).isdisjoint(identities(directory)) and not _were_recorded(own, directory):
         raise CheckpointError(
             f"it was trained on other weights than those in {directory}, although their shapes are equal. Give the "
             "model that it was trained on, or one that was quantised from that."
         )
+
+
+def _were_recorded(own: Collection[str], directory: Path) -> bool:
+    """Whether one of these hashes is of the weights of a linked model as they are recorded elsewhere.
+
+    Former versions copied them as an import does, or let the names of files count. An import may also have no record of
+    its source. To find the hash of such a copy, all weights are read.
+    """
+    if (link := LinkedWeights.read(directory)) is None:
+        return False
+    return link.former_identity() in own or _hash(weight_checksums(foreign_tensors(link), MAX_SHARD_BYTES)) in own
 
 
 def _origins(provenance: Provenance) -> list[str]:

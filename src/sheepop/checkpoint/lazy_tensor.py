@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from sheepop.model import ModelConfig
 from sheepop.tokenizer import Tokenizer
 
 Shape = tuple[int, ...]
+_CHUNK, _ALIGNED = 2**25, 64  # bytes of memory
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,27 @@ class LazyTensor:
         return self.dtype.itemsize * self.count
 
 
+class Memory:
+    """Memory for tensors in chunks so large that NumPy asks the system for pages of 2 MB.
+
+    A processor looks up the address of each page that it reads; with pages of 4 kB a product waits for that.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = np.empty(0, np.uint8)
+
+    def take(self, count: int) -> np.ndarray:
+        """Returns `count` bytes, aligned for the widest vectors. A chunk is freed with the last of its tensors."""
+        with self._lock:
+            if len(self._rest) < count:
+                chunk = np.empty(max(count, _CHUNK) + _ALIGNED, np.uint8)
+                self._rest = chunk[-chunk.ctypes.data % _ALIGNED :]
+            found = self._rest[:count]
+            self._rest = self._rest[-(-count // _ALIGNED) * _ALIGNED :]
+        return found
+
+
 def pieces(tensor: Tensor, elements: int = 2**22) -> Iterator[Tensor]:
     """Yields a contiguous tensor as one-dimensional views of limited length, so that processing needs little memory."""
     flat = tensor.reshape(-1)
@@ -66,7 +91,7 @@ class ForeignModel:
     ``generation_config.json``: `eos_token_id` (a number or a list) ends a text, in addition to the tokenizer's own.
     `source` describes the origin of the model, and `notes` tell the user what was left out or differs. `quantized` has
     the parts of quantised matrices, which are stored without loss: the integers by the name of the matrix, and scales
-    and offsets by that name with a suffix.
+    and offsets by that name with a suffix. `place` is its directory or file, if it is still there.
     """
 
     config: ModelConfig
@@ -76,6 +101,7 @@ class ForeignModel:
     source: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     quantized: Mapping[str, Mapping[str, LazyTensor]] = field(default_factory=dict)
+    place: Path | None = None
 
     def stored(self) -> dict[str, LazyTensor]:
         """Returns all tensors, quantised matrices as their parts."""

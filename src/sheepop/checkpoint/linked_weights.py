@@ -88,12 +88,18 @@ class LinkedWeights:
                 raise CheckpointError(f"{path} was changed since the model was opened. Give {self.place} again.")
 
     def identity(self) -> str:
-        """Returns a hash of the weights."""
+        """Returns a hash of the files with the weights, whatever their names and places are."""
+        return _hash(sorted(self._sums().values()))
+
+    def former_identity(self) -> str:
+        """Returns what was recorded before, a hash in which the names of the files count."""
+        return _hash(self._sums())
+
+    def _sums(self) -> dict[str, str]:
         from sheepop.core.verified_files import remembered_sha256  # loads pydantic
 
         paths = [self._path(stamp) for stamp in self.stamps if stamp[0] != CONFIG]
-        sums = {path.name: remembered_sha256(path) for path in paths}
-        return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+        return {path.name: remembered_sha256(path) for path in paths}
 
     def _path(self, stamp: Stamp) -> Path:
         return (self.place if self.place.is_dir() else self.place.parent) / stamp[0]
@@ -102,3 +108,7 @@ class LinkedWeights:
 def _stamp(path: Path, *, is_own: bool) -> Stamp:
     status = path.stat()
     return (path.name, status.st_size, *((0, 0) if is_own else (status.st_ino, status.st_mtime_ns)))
+
+
+def _hash(sums: object) -> str:
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()

@@ -32,7 +32,7 @@ from sheepop.core.locks import exclusive_lock, is_locked
 MARGIN = 2**24
 """Bytes to leave free on the disk."""
 # Raised when an import changes, so that models are imported again.
-_VERSION = 3
+_VERSION = 4
 _RECORD, _MODEL, _SOURCE, _LOCK = "record.json", "model", "source", ".lock"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_LABEL = 80

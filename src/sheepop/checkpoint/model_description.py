@@ -48,11 +48,13 @@ def describe_model(
     adapter: LoraConfig | None = None,
     *,
     has_reward_head: bool = False,
+    is_linked: bool = False,
 ) -> None:
     """Writes all files except the weights.
 
     `generation` are the keys of ``generation_config.json``, which is not written if there are none. `adapter` is the
-    configuration of a LoRA adapter that is stored with the weights.
+    configuration of a LoRA adapter that is stored with the weights. The directory of a linked model has no card,
+    and of a tokenizer with tables only these (see `Tokenizer.save`).
     """
     found: dict[str, Any] = {"format": FORMAT, "format_version": 1, "model": config.model_dump(mode="json")}
     versions = [1]
@@ -67,11 +69,12 @@ def describe_model(
         versions.append(4)
     found["format_version"] = max(versions)
     write_json(directory / CONFIG, found)
-    tokenizer.save(directory)
+    tokenizer.save(directory, only_tables=is_linked)
     write_json(directory / PROVENANCE, dict(provenance))
     if generation:
         write_json(directory / GENERATION, dict(generation))
-    write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
+    if not is_linked:
+        write_atomic(directory / CARD, model_card(config, tokenizer, provenance, stored=found))
 
 
 class Quantization(Config):
@@ -107,7 +110,7 @@ class Quantization(Config):
     ) -> StoredWeight:
         """Combines numbers with their scales and offsets; it computes in `dtype`, or in the original type if None.
 
-        Numbers may be arranged anew `in_place`.
+        All parts may be arranged anew `in_place`.
         """
         numbers, scales, *rest = parts
         offsets, stored = next(iter(rest), None), _STORED.get(numbers.dtype, self.weights)

@@ -28,7 +28,7 @@ from sheepop.checkpoint.model_directory import (
 from sheepop.checkpoint.weight_files import INDEX, MAX_SHARD_BYTES, WEIGHTS, read_all_weights, write_weights
 from sheepop.core.files import atomic_directory, link_or_copy, read_json
 from sheepop.model import Transformer
-from sheepop.tokenizer import Tokenizer
+from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 VALUES = "values.safetensors"
 Weights = Mapping[str, Tensor]
@@ -172,6 +172,7 @@ def copy_base(source: Path, target: Path) -> None:
                 shutil.copyfile(file, place / file.name)
         if is_linked:
             write_weights(place, stored_tensors(source), MAX_SHARD_BYTES)
+            load_tokenizer(source).save(place)
         else:
             link_weights(source, place)
 

@@ -11,20 +11,18 @@ import json
 import math
 import os
 import struct
-import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sheepop.checkpoint.lazy_tensor import LazyTensor, pieces
+from sheepop.checkpoint.lazy_tensor import LazyTensor, Memory, pieces
 from sheepop.core.errors import CheckpointError
 
 _DTYPES = {
@@ -36,7 +34,6 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
 _ALIGNMENT = 8
 _PIECE = 2**24  # bytes that are read at a time
-_CHUNK, _ALIGNED = 2**25, 64  # bytes
 # Every reader refuses a longer header.
 _LONGEST_HEADER = 100_000_000
 
@@ -46,7 +43,7 @@ class _OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._number = path, os.open(path, os.O_RDONLY)
-        self.memory = _Memory()
+        self.memory = Memory()
         weakref.finalize(self, os.close, self._number)
 
     @property
@@ -61,27 +58,6 @@ class _OpenFile:
     def read_into(self, memory: memoryview, offset: int) -> int:
         """Reads bytes straight into `memory`, as many as there are; returns their number."""
         return os.preadv(self._number, [memory], offset)
-
-
-class _Memory:
-    """Memory for tensors in chunks so large that NumPy asks the system for pages of 2 MB.
-
-    A processor looks up the address of each page that it reads; with pages of 4 kB a product waits for that.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rest = np.empty(0, np.uint8)
-
-    def take(self, count: int) -> np.ndarray:
-        """Returns `count` bytes, aligned for the widest vectors. A chunk is freed with the last of its tensors."""
-        with self._lock:
-            if len(self._rest) < count:
-                chunk = np.empty(max(count, _CHUNK) + _ALIGNED, np.uint8)
-                self._rest = chunk[-chunk.ctypes.data % _ALIGNED :]
-            found = self._rest[:count]
-            self._rest = self._rest[-(-count // _ALIGNED) * _ALIGNED :]
-        return found
 
 
 @dataclass(frozen=True)
@@ -148,15 +124,22 @@ def write_safetensors(path: Path, tensors: Mapping[str, LazyTensor], metadata: M
 
     `metadata` stand in its header. Raises `ValueError` for a tensor that has another dtype or shape when it is read.
     """
-    header = _header(tensors, metadata or {})
     with path.open("wb") as file:
-        file.write(header)
-        for name, lazy in tensors.items():
-            tensor = lazy.read()
-            if (tensor.dtype, tuple(tensor.shape)) != (lazy.dtype, lazy.shape):
-                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {lazy.dtype} {lazy.shape}")
-            for piece in pieces(tensor.detach().cpu().contiguous()):
-                file.write(piece.view(torch.uint8).numpy().data)
+        for part in safetensors_content(tensors, metadata):
+            file.write(part)
+
+
+def safetensors_content(
+    tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """Yields what `write_safetensors` writes."""
+    yield _header(tensors, metadata or {})
+    for name, lazy in tensors.items():
+        tensor = lazy.read()
+        if (tensor.dtype, tuple(tensor.shape)) != (lazy.dtype, lazy.shape):
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {lazy.dtype} {lazy.shape}")
+        for piece in pieces(tensor.detach().cpu().contiguous()):
+            yield piece.view(torch.uint8).numpy().data
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sheepop.checkpoint.lazy_tensor import LazyTensor, total_bytes
-from sheepop.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from sheepop.checkpoint.safetensors_file import open_safetensors, safetensors_content, write_safetensors
 from sheepop.checkpoint.source_directory import read_table, refuse_pickles, source_file
 from sheepop.core.errors import CheckpointError, first_few
 from sheepop.core.files import write_json
@@ -68,16 +69,28 @@ def read_all_weights(directory: Path) -> dict[str, Tensor]:
 
 def write_weights(directory: Path, tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> None:
     """Writes `tensors`, one in memory at a time, to one file, or above `max_shard_bytes` to several with an index."""
-    shards = list(_shards(tensors, max_shard_bytes))
-    if len(shards) == 1:
-        write_safetensors(directory / WEIGHTS, shards[0])
-        return
-    places = {}
-    for number, shard in enumerate(shards):
-        name = Part(number, len(shards)).file(STEM)
+    shards = _named_shards(tensors, max_shard_bytes)
+    for name, shard in shards.items():
         write_safetensors(directory / name, shard)
-        places.update(dict.fromkeys(shard, name))
-    write_index(directory, places, total_bytes(tensors))
+    if len(shards) > 1:
+        places = {name: file for file, shard in shards.items() for name in shard}
+        write_index(directory, places, total_bytes(tensors))
+
+
+def weight_checksums(tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> dict[str, str]:
+    """Returns the hexadecimal SHA-256 of each file that `write_weights` would write, without writing it."""
+    found = {}
+    for name, shard in _named_shards(tensors, max_shard_bytes).items():
+        digest = hashlib.sha256()
+        for part in safetensors_content(shard):
+            digest.update(part)
+        found[name] = digest.hexdigest()
+    return found
+
+
+def _named_shards(tensors: Mapping[str, LazyTensor], max_shard_bytes: int) -> dict[str, dict[str, LazyTensor]]:
+    shards = list(_shards(tensors, max_shard_bytes))
+    return {Part(number, len(shards)).file(STEM): shard for number, shard in enumerate(shards)}
 
 
 def write_part(directory: Path, stem: str, tensors: Mapping[str, Tensor], part: Part) -> None:

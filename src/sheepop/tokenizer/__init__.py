@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sheepop.tokenizer.character import CharTokenizer
     from sheepop.tokenizer.chat import ChatTemplate, chat_templates
     from sheepop.tokenizer.config import TokenizerConfig
-    from sheepop.tokenizer.files import holds_tokenizer, load_tokenizer, tokenizer_from_json
+    from sheepop.tokenizer.files import holds_tokenizer, load_tokenizer, tokenizer_from_json, tokenizer_from_tables
     from sheepop.tokenizer.interface import SpecialRole, StreamDecoder, Tokenizer
     from sheepop.tokenizer.training import train_tokenizer
 else:
@@ -29,5 +29,6 @@ __all__ = [
     "holds_tokenizer",
     "load_tokenizer",
     "tokenizer_from_json",
+    "tokenizer_from_tables",
     "train_tokenizer",
 ]

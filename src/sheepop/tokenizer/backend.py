@@ -39,8 +39,8 @@ class BackendTokenizer(Tokenizer):
     tokenizer.
     """
 
-    def __init__(self, content: str | bytes, settings: Mapping[str, Any] | None = None) -> None:
-        self._content = as_bytes(content)
+    def __init__(self, content: str | bytes | None, settings: Mapping[str, Any] | None = None) -> None:
+        self._given_content = None if content is None else as_bytes(content)
         library = self._read()
         self.algorithm = ALGORITHMS[self._description["model"]["type"]]
         added = self._description["added_tokens"]
@@ -52,6 +52,11 @@ class BackendTokenizer(Tokenizer):
         self._decoding = self._read_decoding()
         self.leading_spaces = self._decoding.leading_spaces
         self.prefix_ids, self.suffix_ids = self._ids_around(library)
+
+    @cached_property
+    def _content(self) -> bytes:
+        assert self._given_content is not None
+        return self._given_content
 
     def _read(self) -> tokenizers.Tokenizer:
         """Sets `_description` and `_texts`; the library's tokenizer that is returned puts the same ids around texts."""
@@ -121,7 +126,7 @@ class BackendTokenizer(Tokenizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The library's own pickling loses `encode_special_tokens`.
-        return type(self), (self._content, self._settings)
+        return type(self), (self._given_content, self._settings)
 
     def _encoder(self, *, allow_special: bool) -> Encoder:
         description, rewrite = self._without_charsmap(self._whole_description())

@@ -13,7 +13,8 @@ import orjson
 
 from sheepop.core.errors import TokenizerError
 from sheepop.tokenizer.backend import BackendTokenizer
-from sheepop.tokenizer.bpe_tables import BpeModel, BpeTables
+from sheepop.tokenizer.bpe_model import BpeModel
+from sheepop.tokenizer.bpe_tables import BpeTables
 from sheepop.tokenizer.encoder import Encoder, encoding_errors, parse
 from sheepop.tokenizer.interface import TOKENIZER_FILE
 from sheepop.tokenizer.pattern import surrogate_error
@@ -29,17 +30,24 @@ _LOOKS_AROUND = ("single_word", "lstrip", "rstrip")
 
 
 class BpeTokenizer(BackendTokenizer):
-    """A tokenizer with a BPE model, from the text of a ``tokenizer.json`` and, if they are known, its `tables`."""
+    """A tokenizer with a BPE model, from the text of a ``tokenizer.json``, from its `tables`, or from both.
+
+    Without a `content`, the text is made from the tables when it is asked for.
+    """
 
     def __init__(
         self,
-        content: str | bytes,
+        content: str | bytes | None,
         settings: Mapping[str, Any] | None = None,
         tables: BpeTables | None = None,
     ) -> None:
         self._given = tables
         super().__init__(content, settings)
         self._characters_so_far = 0
+
+    @cached_property
+    def _content(self) -> bytes:
+        return self._tables.content() if self._given_content is None else self._given_content
 
     def _read(self) -> tokenizers.Tokenizer:
         self._tables = BpeTables.of(orjson.loads(self._content)) if self._given is None else self._given
@@ -59,8 +67,9 @@ class BpeTokenizer(BackendTokenizer):
         return self._steps(self._description)
 
     def _steps(self, description: Mapping[str, Any]) -> tokenizers.Tokenizer:
-        """The library's tokenizer with all steps of `description`, but a model to which every word is unknown."""
-        return parse(json.dumps({**description, "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}))
+        """The library's steps of `description`, without added tokens and with a model to which words are unknown."""
+        model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
+        return parse(json.dumps({**description, "added_tokens": [], "model": model}))
 
     def _check(self) -> None:
         model = self._description["model"]
@@ -80,11 +89,12 @@ class BpeTokenizer(BackendTokenizer):
     def _whole_description(self) -> Mapping[str, Any]:
         return _with_model(self._description, **self._tables.model())
 
-    def _save_tables(self, directory: Path) -> None:
-        self._tables.save(directory, self._content)
+    def _save_tables(self, directory: Path, *, alone: bool) -> bool:
+        self._tables.save(directory, None if alone else self._content)
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._content, self._settings, self._tables)
+        return type(self), (self._given_content, self._settings, self._tables)
 
     def encode_batch(self, texts: Iterable[str], *, allow_special: bool = False) -> list[list[int]]:
         """`encode` of every text, in order; by the library once there were many, on its threads."""

@@ -1,7 +1,7 @@
-"""The vocabulary and the merges of a BPE model as sorted arrays, and merging with them.
+"""The vocabulary and the merges of a BPE model as sorted arrays.
 
 They are read from a file in a moment, where the `tokenizers` library needs a second and 300 MB to build its own tables
-for the 262,144 tokens and 514,906 merges of Gemma. Sennrich, Haddow and Birch 2016, algorithm 1.
+for the 262,144 tokens and 514,906 merges of Gemma.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from sheepop.core.errors import TokenizerError
 from sheepop.core.files import write_atomic
 from sheepop.tokenizer.interface import TOKENIZER_FILE
 from sheepop.tokenizer.settings import are_tokens
-from sheepop.tokenizer.vocabulary import BYTE_TOKENS
+from sheepop.tokenizer.text_index import Places, Texts, joined
 
 TABLES_FILE = "tokenizer.tables"
 _FORMAT_VERSION = 1
@@ -61,16 +61,59 @@ class BpeTables:
         added = description.get("added_tokens") or []
         if not are_tokens(added):
             raise _damaged("its added tokens are not a list of texts with ids")
-        texts = _texts_by_id(vocabulary, added)
-        try:
-            encoded = [text.encode("utf-8") for text in texts]
-        except UnicodeEncodeError:
-            raise _damaged("its vocabulary has a lone surrogate, which is not text") from None
-        starts = np.zeros(len(texts) + 1, dtype=np.uint32)
-        np.cumsum([len(text) for text in encoded], out=starts[1:])
-        order = np.array(sorted(vocabulary.values(), key=encoded.__getitem__), dtype=np.uint32)
-        pairs, ranks, merged = _merge_arrays(vocabulary, merges, model.get("continuing_subword_prefix"))
-        return cls({**description, "model": model}, b"".join(encoded), starts, order, pairs, ranks, merged)
+        texts, outline = _texts_by_id(vocabulary), {**description, "model": model, "added_tokens": []}
+        tables = cls.made(outline, texts, *_merged(vocabulary, texts, merges, model.get("continuing_subword_prefix")))
+        return tables.with_added(added)
+
+    @classmethod
+    def made(
+        cls,
+        outline: dict[str, Any],
+        texts: Texts,
+        left: Places,
+        right: Places,
+        merged: Places,
+        ranks: Places | None = None,
+    ) -> BpeTables:
+        """The tables of entries with the ids 0, 1, 2, ..., without added tokens.
+
+        The merges of `left` and `right` to `merged` come in their order, or in that of `ranks`, which grow by 1.
+        """
+        if (equal := texts.index.equal) is not None:
+            raise _damaged(f"the tokens {equal[0]} and {equal[1]} have the same text, {texts[equal[0]]!r:.80}")
+        pairs = left.astype(np.uint64) << np.uint64(32) | right.astype(np.uint64)
+        order = np.argsort(pairs)
+        pairs = pairs[order]
+        first = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)])
+        # Of a pair that is listed twice, the last place counts, as in the library.
+        chosen = np.maximum.reduceat(order, first) if len(first) else order
+        found = [(chosen if ranks is None else ranks[chosen]), merged[chosen], texts.starts, texts.in_order()]
+        ranks32, merged32, starts, sorted_ids = (each.astype(np.uint32) for each in found)
+        tables = cls(outline, texts.text.tobytes(), starts, sorted_ids, pairs[first], ranks32, merged32)
+        tables.__dict__["_entries"] = texts  # which has been indexed
+        return tables
+
+    def with_added(self, added: list[dict[str, Any]]) -> BpeTables:
+        """The tables with these entries of ``added_tokens`` instead of their own.
+
+        Raises `TokenizerError` if one has another id than the library gives it, which is that of an entry of the model
+        or the next one that is free, whatever the file says.
+        """
+        entries, own = self._entries, Texts.of(_encoded(token["content"] for token in added))
+        free, further = len(entries), [entries.text.tobytes()]
+        starts = [entries.starts]
+        for number, actual in enumerate(entries.index.find(own.of_all).tolist()):
+            if actual < 0:
+                actual, free = free, free + 1
+                further.append(own.text[own.starts[number] : own.starts[number + 1]].tobytes())
+                starts.append(starts[-1][-1:] + len(further[-1]))
+            if actual != added[number]["id"]:
+                raise TokenizerError(
+                    f"The ids of {TOKENIZER_FILE} are out of place: the added token {own[number]!r} claims the id "
+                    f"{added[number]['id']}, and the rest of the vocabulary leaves it {actual}. The file is damaged."
+                )
+        outline, places = {**self.outline, "added_tokens": added}, np.concatenate(starts).astype(np.uint32)
+        return replace(self, outline=outline, text=b"".join(further), starts=places)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -80,8 +123,7 @@ class BpeTables:
 
     def texts(self) -> list[str]:
         """All texts in the order of ids."""
-        starts = self.starts.tolist()
-        return [self.text[begin:end].decode("utf-8") for begin, end in pairwise(starts)]
+        return Texts(np.frombuffer(self.text, dtype=np.uint8), self.starts).decoded()
 
     def __contains__(self, text: object) -> bool:
         return isinstance(text, str) and self.id_of(text) is not None
@@ -111,9 +153,14 @@ class BpeTables:
         texts = self.texts()
         pairs = self.pairs[np.argsort(self.ranks)].tolist()
         return {
-            "vocab": {texts[token_id]: token_id for token_id in self.order.tolist()},
+            "vocab": dict(zip(texts[: len(self.order)], range(len(self.order)), strict=True)),
             "merges": [(texts[pair >> 32], texts[pair & 0xFFFFFFFF]) for pair in pairs],
         }
+
+    @cached_property
+    def _entries(self) -> Texts:
+        """The texts of the model's entries."""
+        return Texts(np.frombuffer(self.text, dtype=np.uint8), self.starts).first(len(self.order))
 
     @cached_property
     def _are_merged(self) -> NDArray[np.bool_]:
@@ -148,15 +195,19 @@ class BpeTables:
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("outline", *_DTYPES)}
 
-    def save(self, directory: Path, content: bytes) -> None:
-        """Writes the tables of the ``tokenizer.json`` with `content` beside it, in the format of safetensors."""
+    def content(self) -> bytes:
+        """A ``tokenizer.json`` with these tables."""
+        return orjson.dumps({**self.outline, "model": {**self.outline["model"], **self.model()}})
+
+    def save(self, directory: Path, content: bytes | None) -> None:
+        """Writes the tables in the format of safetensors, beside a ``tokenizer.json`` with `content`, if any."""
         from safetensors.numpy import save
 
         arrays = self._arrays()
         outline = json.dumps(self.outline, ensure_ascii=False)
         metadata = {
             "format_version": _FORMAT_VERSION,
-            "tokenizer_sha256": hashlib.sha256(content).hexdigest(),
+            "tokenizer_sha256": _sha256(content),
             "sha256": _checksum(arrays, outline),
             "outline": outline,
         }
@@ -164,10 +215,10 @@ class BpeTables:
         write_atomic(directory / TABLES_FILE, save(arrays, {_METADATA: json.dumps(metadata)}))
 
     @classmethod
-    def load(cls, directory: Path, content: bytes) -> BpeTables | None:
+    def load(cls, directory: Path, content: bytes | None) -> BpeTables | None:
         """The tables in `directory`; None if there are none, or those of another content or format.
 
-        Raises `TokenizerError` if the file is damaged.
+        Without a `content`, only tables are found that stand alone. Raises `TokenizerError` if the file is damaged.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -179,7 +230,7 @@ class BpeTables:
                 metadata = json.loads((opened.metadata() or {})[_METADATA])
                 if metadata["format_version"] != _FORMAT_VERSION:
                     return None
-                if metadata["tokenizer_sha256"] != hashlib.sha256(content).hexdigest():
+                if metadata["tokenizer_sha256"] != _sha256(content):
                     return None
                 arrays = {name: opened.get_tensor(name) for name in _DTYPES}
             outline = metadata["outline"]
@@ -190,7 +241,10 @@ class BpeTables:
                     return tables
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
-        raise TokenizerError(f"{file} is damaged. Remove it: it only repeats {TOKENIZER_FILE}, to load it faster.")
+        remedy = f"Remove it: it only repeats {TOKENIZER_FILE}, to load it faster"
+        if content is None:
+            remedy = f"Remove {directory}, and give the model again"
+        raise TokenizerError(f"{file} is damaged. {remedy}.")
 
     def _fit_outline(self) -> bool:
         """Whether the outline is of a BPE model, whose added tokens have the texts and ids of the tables."""
@@ -210,31 +264,27 @@ def _are_ids(values: Collection[Any]) -> bool:
     return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 2**32))
 
 
-def _texts_by_id(vocabulary: Mapping[str, int], added: list[dict[str, Any]]) -> list[str]:
+def _texts_by_id(vocabulary: Mapping[str, int]) -> Texts:
     """The texts of all ids; raises `TokenizerError` unless the ids are 0, 1, 2, ..., as the library gives them."""
-    texts = dict(zip(vocabulary.values(), vocabulary, strict=True))
-    count = free = len(vocabulary)
-    for token in added:
-        actual = vocabulary.get(token["content"])
-        if actual is None:
-            # The library gives a new token the next id, whatever the file says.
-            actual, count, free = free, count + 1, free + 1
-        if actual != token["id"]:
-            raise TokenizerError(
-                f"The ids of {TOKENIZER_FILE} are out of place: the added token {token['content']!r} claims the id "
-                f"{token['id']}, and the rest of the vocabulary leaves it {actual}. The file is damaged."
-            )
-        texts[actual] = token["content"]
-    if len(texts) != count or any(i not in texts for i in range(count)):
+    texts, count = dict(zip(vocabulary.values(), vocabulary, strict=True)), len(vocabulary)
+    found = [text for text in map(texts.get, range(count)) if text is not None]
+    if len(texts) != count or len(found) != count:
         raise TokenizerError(
             f"The ids of {TOKENIZER_FILE} are out of place: {count} tokens must have the ids 0 to {count - 1}, each "
             "once. The file is damaged."
         )
-    return [texts[i] for i in range(count)]
+    return Texts.of(_encoded(found))
 
 
-def _merge_arrays(vocabulary: Mapping[str, int], merges: Any, prefix: Any) -> tuple[NDArray[Any], ...]:
-    """The arrays `pairs`, `ranks` and `merged` of a list of merges, as pairs or as texts with a space between."""
+def _encoded(texts: Iterable[str]) -> list[bytes]:
+    try:
+        return [text.encode("utf-8") for text in texts]
+    except UnicodeEncodeError:
+        raise _damaged("its vocabulary has a lone surrogate, which is not text") from None
+
+
+def _merged(vocabulary: Mapping[str, int], texts: Texts, merges: Any, prefix: Any) -> tuple[Places, Places, Places]:
+    """The ids that each of a list of merges, pairs or texts with a space between, joins, and that it makes."""
     if not isinstance(merges, list):
         raise _damaged("it has no list of merges")
     # The first line of some lists is a comment.
@@ -242,26 +292,23 @@ def _merge_arrays(vocabulary: Mapping[str, int], merges: Any, prefix: Any) -> tu
     if str in set(map(type, merges)):
         lines = (line for line in merges if not (isinstance(line, str) and line.startswith("#version")))
         parts = [line.split(" ") if isinstance(line, str) else line for line in lines]
-    cut = len(prefix) if isinstance(prefix, str) else 0
+    cut = len(prefix.encode("utf-8")) if isinstance(prefix, str) else 0
     try:
-        left = [vocabulary[a] for a, _ in parts]
-        right = [vocabulary[b] for _, b in parts]
-        whole = [vocabulary[a + b[cut:]] for a, b in parts]
-    except (KeyError, ValueError, TypeError):
-        wrong = next(part for part in parts if not _is_merge(part, vocabulary, cut))
-        raise _damaged(f"the merge {wrong!r:.80} is not one of two tokens that form a token") from None
-    pairs = np.array(left, dtype=np.uint64) << np.uint64(32) | np.array(right, dtype=np.uint64)
-    order = np.argsort(pairs, kind="stable")
-    pairs = pairs[order]
-    # Of a pair that is listed twice, the last place counts, as in the library.
-    last = np.append(pairs[1:] != pairs[:-1], True)[: len(pairs)]
-    chosen = order[last].astype(np.uint32)
-    return pairs[last], chosen, np.array(whole, dtype=np.uint32)[chosen]
+        if set(map(len, parts)) <= {2}:
+            ids = np.array(list(map(vocabulary.__getitem__, chain.from_iterable(parts))), dtype=np.int64).reshape(-1, 2)
+            whole = texts.index.find(joined(texts, ids[:, 0], ids[:, 1], cut))
+            if not len(whole) or whole.min() >= 0:
+                return ids[:, 0], ids[:, 1], whole
+    except (KeyError, TypeError):
+        pass
+    wrong = next(part for part in parts if not _is_merge(part, vocabulary, cut))
+    raise _damaged(f"the merge {wrong!r:.80} is not one of two tokens that form a token")
 
 
 def _is_merge(part: Any, vocabulary: Mapping[str, int], cut: int) -> bool:
     is_pair = isinstance(part, list) and len(part) == 2 and all(isinstance(text, str) for text in part)
-    return is_pair and part[0] in vocabulary and part[1] in vocabulary and part[0] + part[1][cut:] in vocabulary
+    whole = b"".join((part[0].encode("utf-8"), part[1].encode("utf-8")[cut:])) if is_pair else b""
+    return is_pair and {*part, whole.decode("utf-8", "replace")} <= vocabulary.keys()
 
 
 def _is_consistent(
@@ -285,7 +332,9 @@ def _is_consistent(
     return (
         not ((text[inside] & 0xC0) == 0x80).any()
         and len(pairs) == len(ranks) == len(merged)
-        and all(bool((array < size).all()) for array in (order, merged))
+        and len(order) <= size
+        and bool((np.sort(order) == np.arange(len(order))).all())
+        and bool((merged < size).all())
         and bool((pairs[1:] > pairs[:-1]).all())
     )
 
@@ -297,90 +346,9 @@ def _checksum(arrays: Mapping[str, NDArray[Any]], outline: str) -> str:
     return digest.hexdigest()
 
 
+def _sha256(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
 def _damaged(reason: str) -> TokenizerError:
     return TokenizerError(f"{TOKENIZER_FILE} is damaged or of an unknown format: {reason}.")
-
-
-class BpeModel:
-    """Splits words into tokens with `tables`, as the model of the library does; tokens in `hidden` are never found.
-
-    `options` are those of the ``model`` in a ``tokenizer.json``.
-    """
-
-    def __init__(self, tables: BpeTables, options: Mapping[str, Any], hidden: frozenset[int]) -> None:
-        self._tables, self._hidden = tables, hidden
-        self._prefix = options["continuing_subword_prefix"] or ""
-        self._whole_first, self._fuse = options["ignore_merges"], options["fuse_unk"]
-        unknown = options["unk_token"]
-        self._unknown = None if unknown is None else tables.id_of(unknown)
-        found = [tables.id_of(token) for token in BYTE_TOKENS] if options["byte_fallback"] else []
-        self._bytes = found or [None] * 256
-        self._known: dict[str, int | None] = {}
-
-    def tokenize(self, word: str) -> list[int]:
-        """The ids of a word; what the vocabulary lacks becomes bytes, else the unknown token, else nothing."""
-        if self._whole_first and (whole := self._id_of(word)) is not None:
-            return [whole]
-        return self._merge(self._characters(word))
-
-    def _id_of(self, text: str) -> int | None:
-        found = self._tables.id_of(text)
-        return None if found in self._hidden else found
-
-    def _characters(self, word: str) -> list[int]:
-        ids: list[int] = []
-        pending = False
-        for place, character in enumerate(word):
-            text = self._prefix + character if place else character
-            if text not in self._known:
-                self._known[text] = self._id_of(text)
-            if (found := self._known[text]) is not None:
-                if pending:
-                    ids.append(self._unknown_id())
-                ids.append(found)
-                pending = False
-                continue
-            spelled = [self._bytes[byte] for byte in text.encode("utf-8")]
-            if None not in spelled:
-                ids += [token_id for token_id in spelled if token_id is not None]
-            elif self._unknown is not None:
-                if pending and not self._fuse:
-                    ids.append(self._unknown)
-                pending = True
-        return [*ids, self._unknown_id()] if pending else ids
-
-    def _unknown_id(self) -> int:
-        assert self._unknown is not None
-        return self._unknown
-
-    def _merge(self, ids: list[int]) -> list[int]:
-        """Merges neighbours, the pair of the lowest rank first, of equal ones the left one."""
-        count = len(ids)
-        before, after = list(range(-1, count - 1)), list(range(1, count + 1))
-        heap: list[tuple[int, int, int, int, int]] = []
-
-        def consider(left: int, right: int) -> None:
-            found = self._tables.pair(ids[left], ids[right])
-            if found is not None and found[1] not in self._hidden:
-                heappush(heap, (found[0], left, found[1], ids[left], ids[right]))
-
-        for place in range(count - 1):
-            consider(place, place + 1)
-        while heap:
-            _, left, whole, *pair = heappop(heap)
-            right = after[left]
-            if ids[left] < 0 or right >= count:
-                continue
-            if [ids[left], ids[right]] != pair:
-                # A neighbour has changed meanwhile; the library goes by what the two become now.
-                found = self._tables.pair(ids[left], ids[right])
-                if found is None or found[1] != whole:
-                    continue
-            ids[left], ids[right] = whole, -1
-            after[left] = after[right]
-            if after[right] < count:
-                before[after[right]] = left
-                consider(left, after[left])
-            if before[left] >= 0:
-                consider(before[left], left)
-        return [token_id for token_id in ids if token_id >= 0]

@@ -13,7 +13,7 @@ from sheepop.core.errors import TokenizerError
 from sheepop.core.lazy import without_collections
 from sheepop.tokenizer.backend import BackendTokenizer, as_bytes
 from sheepop.tokenizer.bpe import BpeTokenizer
-from sheepop.tokenizer.bpe_tables import BpeTables
+from sheepop.tokenizer.bpe_tables import TABLES_FILE, BpeTables
 from sheepop.tokenizer.byte_level import ByteLevelBPE, is_byte_level
 from sheepop.tokenizer.byte_level_files import (
     MERGES_OF,
@@ -69,6 +69,8 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
         if pattern is not None and read is not _READERS["ranks"]:
             raise TokenizerError("a pattern is for tiktoken's rank files, but this file says how it cuts text.")
         with without_collections():
+            if file.name == TABLES_FILE:
+                return _from_alone(file, settings)
             content, settings = read(file, settings, pattern)
             tables = BpeTables.load(file.parent, content) if file.name == TOKENIZER_FILE else None
             return _tokenizer(content, settings, tables)
@@ -76,26 +78,40 @@ def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer
         raise TokenizerError(f"Cannot use the tokenizer {file}: {error}") from None
 
 
-def tokenizer_from_json(
-    content: str | bytes, settings: Mapping[str, Any] | None = None, *, parsed: dict[str, Any] | None = None
-) -> Tokenizer:
-    """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``.
-
-    `parsed` is the same content, if the caller has it.
-    """
+def tokenizer_from_json(content: str | bytes, settings: Mapping[str, Any] | None = None) -> Tokenizer:
+    """Makes a tokenizer from the text of a ``tokenizer.json`` and the keys of its ``tokenizer_config.json``."""
     with without_collections():
-        return _tokenizer(as_bytes(content), settings or {}, None, parsed)
+        return _tokenizer(as_bytes(content), settings or {}, None)
 
 
-def _tokenizer(
-    content: bytes, settings: Mapping[str, Any], tables: BpeTables | None, parsed: dict[str, Any] | None = None
-) -> Tokenizer:
-    """`tables` and `parsed` are those of `content`, if they are known."""
+def tokenizer_from_tables(tables: BpeTables, settings: Mapping[str, Any]) -> Tokenizer:
+    """Makes a BPE tokenizer from its tables alone; its ``tokenizer.json`` is made when it is asked for."""
+    with without_collections():
+        whole = _with_recorded_tokens(tables.outline, settings, tables)
+        if whole is not tables.outline:
+            tables = tables.with_added(whole["added_tokens"])
+        return _class_of(tables.outline)(None, settings, tables)
+
+
+def _from_alone(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    tables = BpeTables.load(file.parent, None)
+    if tables is None:
+        raise TokenizerError(f"it is not complete without the {TOKENIZER_FILE} that it belongs to.")
+    return tokenizer_from_tables(tables, settings)
+
+
+def _class_of(description: Mapping[str, Any]) -> type[BpeTokenizer]:
+    return ByteLevelBPE if is_byte_level(description) else BpeTokenizer
+
+
+def _tokenizer(content: bytes, settings: Mapping[str, Any], tables: BpeTables | None) -> Tokenizer:
+    """`tables` are those of `content`, if they are known."""
     notes: tuple[str, ...] = ()
+    is_outline = tables is not None
     if tables is not None:
         description = tables.outline
     else:
-        found = _description(content) if parsed is None else _checked(parsed)
+        found = _description(content)
         description, notes = without_holes(found)
         if description is not found:
             content = json.dumps(description, ensure_ascii=False).encode("utf-8")
@@ -106,12 +122,13 @@ def _tokenizer(
         tables = BpeTables.of(description)
     whole = _with_recorded_tokens(description, settings, tables)
     if whole is not description:
-        description = {**_description(content), "added_tokens": whole["added_tokens"]}
+        full = _description(content) if is_outline else description
+        description = {**full, "added_tokens": whole["added_tokens"]}
         content = json.dumps(description, ensure_ascii=False).encode("utf-8")
-        tables = BpeTables.of(description) if kind == "BPE" else None
+        tables = None if tables is None else tables.with_added(whole["added_tokens"])
     tokenizer: BackendTokenizer
     if kind == "BPE":
-        tokenizer = (ByteLevelBPE if is_byte_level(description) else BpeTokenizer)(content, settings, tables)
+        tokenizer = _class_of(description)(content, settings, tables)
     else:
         tokenizer = BackendTokenizer(content, settings)
     tokenizer.notes += notes
@@ -135,10 +152,6 @@ def _description(content: bytes) -> dict[str, Any]:
         description = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{TOKENIZER_FILE} is damaged: it is not valid JSON ({error}).") from None
-    return _checked(description)
-
-
-def _checked(description: Any) -> dict[str, Any]:
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict):
         raise TokenizerError(f"{TOKENIZER_FILE} is not a file of the tokenizers library: it has no model.")
@@ -159,8 +172,9 @@ def holds_tokenizer(path: Path) -> bool:
 
 
 def _found(directory: Path) -> list[Path]:
-    if (directory / TOKENIZER_FILE).is_file():
-        return [directory / TOKENIZER_FILE]
+    for name in (TOKENIZER_FILE, TABLES_FILE):
+        if (directory / name).is_file():
+            return [directory / name]
     return [
         *(file for suffix in (".model", SUFFIX) for file in sorted(directory.glob(f"*{suffix}")) if file.is_file()),
         *(directory / name for name in (*MERGES_OF, TEKKEN, WORD_LIST) if (directory / name).is_file()),

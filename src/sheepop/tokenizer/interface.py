@@ -158,10 +158,18 @@ class Tokenizer(ABC):
         """The number of UTF-8 bytes of every token, (vocab_size,); 0 for special tokens."""
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], dtype=np.int64)
 
-    def save(self, directory: str | Path, *, model_max_length: int | None = None, tables: bool = True) -> None:
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        model_max_length: int | None = None,
+        tables: bool = True,
+        only_tables: bool = False,
+    ) -> None:
         """Writes ``tokenizer.json`` and ``tokenizer_config.json``, with the model's longest input, to a directory.
 
-        With `tables`, what takes long to find again is stored in a file beside them, which only SheepOp reads.
+        With `tables`, what takes long to find again is stored in a file beside them, which only SheepOp reads. With
+        `only_tables`, that file takes the place of ``tokenizer.json``, if the tokenizer has such tables.
         """
         directory = Path(directory)
         settings = self.settings()
@@ -169,13 +177,14 @@ class Tokenizer(ABC):
             settings["model_max_length"] = model_max_length
         with storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / TOKENIZER_FILE, self.to_json())
         write_json(directory / SETTINGS_FILE, settings)
-        if tables:
-            self._save_tables(directory)
+        has_tables = (tables or only_tables) and self._save_tables(directory, alone=only_tables)
+        if not (only_tables and has_tables):
+            write_atomic(directory / TOKENIZER_FILE, self.to_json())
 
-    def _save_tables(self, directory: Path) -> None:  # noqa: B027 - most tokenizers have none
-        """Writes the tables of `Tokenizer.save`."""
+    def _save_tables(self, directory: Path, *, alone: bool) -> bool:
+        """Writes the tables of `Tokenizer.save`; returns whether there are any."""
+        return False
 
     def _required_id(self, role: SpecialRole) -> int:
         token_id = self.special_id(role)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import sheepop
-from sheepop.checkpoint import load_model
+from sheepop.checkpoint import load_model, resolve_model_directory
+from sheepop.checkpoint.identity import identities
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import write_checksums
 from sheepop.generate import GenerationConfig, Generator
@@ -117,5 +118,6 @@ def test_the_record_says_where_a_model_came_from(make, tmp_path: Path) -> None:
             "family": "llama",
             "directory": str(directory),
             "transformers_version": "4.40.1",
-        }
+        },
+        "trained_on": identities(resolve_model_directory(directory)),
     }

@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from sheepop.checkpoint.gguf.block_encoding import ENCODERS
 from sheepop.checkpoint.gguf.container import Container
+from sheepop.checkpoint.gguf.quantized_types import TYPES
 from sheepop.checkpoint.gguf.reader import open_gguf
 from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
+from sheepop.core.errors import CheckpointError
 from sheepop.model import ModelConfig
 
 LAYERS = {"d_model": 256, "num_heads": 8, "num_kv_heads": 2, "d_ff": 512, "position_encoding": "rope"}
@@ -98,3 +104,41 @@ def test_a_quantised_file_holds_what_llama_cpps_own_package_reads(
         for ours, tensor in made.tensors.items():
             own, found = tensor.read(), file.tensors[ours].read()
             assert (found - own).norm() <= 0.11 * own.norm(), ours
+
+
+@given(
+    width=st.sampled_from([*range(64, 1025, 64), 72, 96, 100, 160, 264, 288, 352, 544, 1000]),
+    toy=st.sampled_from(["gpt2", "sinusoidal", "llama"]),
+    name=st.sampled_from([name for name, mixture in MIXTURES.items() if mixture.most.startswith("q")]),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_width_is_written_so_that_llama_cpp_reads_it_or_refused(
+    tmp_path: Path, make: Callable[..., Any], width: int, toy: str, name: str, seed: int
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    sizes = {"d_model": width, "num_heads": 4, "d_ff": 2 * width, "num_layers": 1, "max_seq_len": 16}
+    made, file = make(toy, seed=seed, **sizes), tmp_path / "toy.gguf"
+
+    def write() -> None:
+        write_gguf(file, made.config, made.tensors, made.tokenizer, dtype=name, name="toy", replace=True)
+
+    if width % 32:
+        with pytest.raises(CheckpointError, match=f"rows of {width} numbers, but .* needs multiples of 32"):
+            write()
+        return
+    write()
+    with Container(file) as container:
+        for tensor in gguf.GGUFReader(file).tensors:
+            wanted = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            assert np.array_equal(container.read(tensor.name).float().numpy(), wanted), tensor.name
+
+
+@given(st.sampled_from(sorted(ENCODERS)), st.integers(0, 2**16), st.sampled_from([1e-9, 0.02, 30.0]), st.integers(1, 70))
+@settings(max_examples=60, deadline=None)
+def test_the_bytes_of_a_block_do_not_depend_on_the_blocks_beside_it(name: str, seed: int, size: float, count: int):
+    numbers = torch.randn(70, TYPES[name].block, generator=torch.Generator().manual_seed(seed)) * size
+    numbers[::9] = 0
+    numbers[::7, : TYPES[name].block // 2] = 0
+    parts = [ENCODERS[name](part) for part in torch.split(numbers, count)]
+    assert torch.equal(torch.cat(parts), ENCODERS[name](numbers))

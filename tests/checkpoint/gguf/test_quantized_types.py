@@ -140,10 +140,18 @@ def test_every_quantised_type_is_read_as_by_llama_cpps_own_package(name: str) ->
     assert as_stored(name, rows).rows().numpy().tobytes() == ours.numpy().tobytes()
 
 
+def stored(kind: TensorType, blocks: torch.Tensor) -> list[torch.Tensor]:
+    """Integers, scales and perhaps offsets of blocks."""
+    assert kind.fill_stored is not None
+    parts = [part.new_empty(len(blocks), part.shape[1]) for part in kind.stored_block]
+    kind.fill_stored(blocks, parts)
+    return parts
+
+
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_a_block_is_read_wherever_it_lies_natively_and_by_pytorch(name: str) -> None:
     kind, rows = TYPES[name], torch.from_numpy(random_blocks(name, 9))
-    found = kind.read_stored(rows) if kind.read_stored else ()
+    found = stored(kind, rows)
     for part, other in zip(found, stored_parts(name, kind.block, rows), strict=True):
         assert torch.equal(part, other)
     bytes_behind = torch.cat([torch.zeros(1, dtype=torch.uint8), rows[0]])[1:]
@@ -154,8 +162,7 @@ def test_a_block_is_read_wherever_it_lies_natively_and_by_pytorch(name: str) -> 
 def as_stored(name: str, rows: np.ndarray) -> StoredWeight:
     """Rows of blocks as the network stores them."""
     kind = TYPES[name]
-    assert kind.read_stored is not None
-    parts = kind.read_stored(torch.from_numpy(rows).reshape(-1, kind.block_bytes))
+    parts = stored(kind, torch.from_numpy(rows).reshape(-1, kind.block_bytes))
     numbers, scales, *offsets = (part.reshape(len(rows), -1) for part in parts)
     form: Format = "int4" if numbers.dtype == torch.uint8 else "int8"
     assert is_stored_weight(form, numbers, scales, *offsets or [None])

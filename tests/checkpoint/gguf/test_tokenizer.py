@@ -190,8 +190,7 @@ def test_none_is_written_as_none() -> None:
 
 def test_characters_are_spelled_in_bytes() -> None:
     metadata, notes = tokenizer_metadata(CharTokenizer("€ä"), 131)
-    tokens, merges = metadata["tokenizer.ggml.tokens"].content, metadata["tokenizer.ggml.merges"].content
-    assert isinstance(tokens, list) and isinstance(merges, list)
+    tokens, merges = metadata["tokenizer.ggml.tokens"].plain, metadata["tokenizer.ggml.merges"].plain
     # U+00E4 is C3 A4 in UTF-8 and U+20AC is E2 82 AC; printable bytes stand for themselves, 82 is the 95th that is not.
     assert tokens[128:] == ["Ã¤", "âĤ¬", "[PAD130]"]
     assert merges == ["Ã ¤", "â Ĥ", "âĤ ¬"]

@@ -364,6 +364,16 @@ template <bool has_offset> using Int4In32sOfHalves = Groups<Nibbles<!has_offset>
 
 extern "C" {
 
+// Puts rows of `units` units of four bytes in the order of tiles, in the same memory.
+void arrange_tiles(int32_t* rows, int64_t tiles, int64_t units) {
+  std::vector<int32_t> tile(kRows * units);
+  for (int64_t i = 0; i < tiles; i++, rows += kRows * units) {
+    std::copy_n(rows, kRows * units, tile.data());
+    for (int64_t unit = 0; unit < units; unit++)
+      for (int row = 0; row < kRows; row++) rows[unit * kRows + row] = tile[row * units + unit];
+  }
+}
+
 KERNEL(int8, 1, multiply<WholeRows>)
 KERNEL(int8_16_float32, 2, multiply_groups<Int8In16s>)
 KERNEL(int8_32_float32, 2, multiply_groups<Int8In32s>)

@@ -10,11 +10,14 @@ order of the scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
-from sheepop.checkpoint.gguf.metadata import Value, texts, value_of
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, texts, value_of
 from sheepop.checkpoint.gguf.pre_tokenizers import BY_NAME, find_name
 from sheepop.checkpoint.gguf.token_list import (
     KINDS,
@@ -24,14 +27,20 @@ from sheepop.checkpoint.gguf.token_list import (
     TOKENS,
     TokenKind,
     TokenList,
+    Vocabulary,
     described_tokens,
     looking_notes,
 )
-from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import CharTokenizer
+from sheepop.tokenizer.text_index import Places, TextIndex, joined
 from sheepop.tokenizer.vocabulary import BYTE_TOKENS, bytes_as_characters
 
+Merges: TypeAlias = tuple[Places, Places, Places, Places | None]
+"""The ids of the left and the right part of each merge, of what they form, and the rank, or None for their order."""
+Described: TypeAlias = tuple[dict[str, Any], Merges]
+
+_PIECE = 2**14  # tokens that are taken apart at a time
 _PRE = "ggml.pre"
 _MERGES = "ggml.merges"
 
@@ -74,37 +83,42 @@ def character_entries(tokenizer: CharTokenizer) -> tuple[TokenList, dict[str, Va
     return tokens, {_PRE: value_of("gpt-2"), _MERGES: texts(dict.fromkeys(merges))}, [note]
 
 
-def byte_level_adds_bos(keys: Given) -> bool:
+def byte_level_adds_bos(keys: Metadata) -> bool:
     """Whether llama.cpp by default puts a BOS token before a text."""
     known = BY_NAME.get(keys.typed(_PRE, str, ""))
     return known is not None and known.add_bos
 
 
-def byte_level_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
-    """Returns the ``tokenizer.json`` of a file's byte-level BPE, without added tokens."""
+def byte_level_description(keys: Metadata, tokens: Vocabulary) -> Described:
+    """Returns the ``tokenizer.json`` of a file's byte-level BPE, without added tokens, and its merges."""
     name = keys.typed(_PRE, str, "")
     known = BY_NAME.get(name)
     if known is None:
         reason = f"is a way to split text that SheepOp does not know; it knows {', '.join(BY_NAME)}"
         raise keys.problem(_PRE, reason if name else "is missing, but it defines how text is split")
-    return {
+    description = {
         "normalizer": None,
         "pre_tokenizer": known.description,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "ignore_merges": known.ignore_merges,
-            "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
-            "merges": _listed_merges(keys),
-        },
+        "model": {"type": "BPE", "ignore_merges": known.ignore_merges},
     }
+    return description, _listed_merges(keys, tokens)
 
 
-def _listed_merges(keys: Given) -> list[list[str]]:
-    merges = [merge.split(" ") for merge in keys.entries(_MERGES, str)]
-    if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise keys.problem(_MERGES, f"has the entry {' '.join(wrong)!r}, which does not have two parts")
-    return merges
+def _listed_merges(keys: Metadata, tokens: Vocabulary) -> Merges:
+    """Returns the listed pairs: texts of two tokens with a space between them."""
+    found = keys.texts(_MERGES)
+    spaces = np.flatnonzero(found.text == ord(" "))
+    counts = np.bincount(np.searchsorted(found.starts, spaces, side="right") - 1, minlength=len(found))
+    if len(wrong := np.flatnonzero(counts != 1)):
+        raise keys.problem(_MERGES, f"has the entry {found[wrong[0]]!r}, which does not have two parts")
+    begins, ends, index = found.starts[:-1], found.starts[1:], tokens.texts.index
+    left = index.find(found.hashes(begins, spaces))
+    right = index.find(found.hashes(spaces + 1, ends))
+    merged = index.find(joined(tokens.texts, left, right))
+    if len(wrong := np.flatnonzero((left < 0) | (right < 0) | (merged < 0))):
+        raise keys.problem(_MERGES, f"cannot be used: the entry {found[wrong[0]]!r} is not two tokens that form one")
+    return left, right, merged, None
 
 
 def _normalizer_notes(normalizer: Any) -> list[str]:
@@ -156,41 +170,33 @@ def sentencepiece_entries(description: dict[str, Any]) -> tuple[TokenList, dict[
     return tokens, keys, looking_notes(description["added_tokens"])
 
 
-def sentencepiece_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
-    """Returns the ``tokenizer.json`` of a file's model, without added tokens."""
+def sentencepiece_description(keys: Metadata, tokens: Vocabulary) -> Described:
+    """Returns the ``tokenizer.json`` of a file's model, without added tokens, and its merges."""
     if tokens.scores is None:
         raise keys.problem(SCORES, "is missing")
-    return _spelled_description(keys, tokens, _merges(tokens, tokens.scores), keys.typed(_SPACE_PREFIX, bool, True))
+    description = _spelled_description(keys, tokens, keys.typed(_SPACE_PREFIX, bool, True))
+    return description, _merges(tokens, tokens.scores)
 
 
-def gemma4_description(keys: Given, tokens: TokenList) -> dict[str, Any]:
-    """Returns the ``tokenizer.json`` of a file's model that lists its merges, without added tokens."""
+def gemma4_description(keys: Metadata, tokens: Vocabulary) -> Described:
+    """Returns the ``tokenizer.json`` of a file's model that lists its merges, without added tokens, and its merges."""
     keys.take(_SPACE_PREFIX, None)
-    return _spelled_description(keys, tokens, _listed_merges(keys), prefix=False)
+    return _spelled_description(keys, tokens, prefix=False), _listed_merges(keys, tokens)
 
 
-def _spelled_description(
-    keys: Given, tokens: TokenList, merges: Sequence[Sequence[str]], prefix: bool
-) -> dict[str, Any]:
+def _spelled_description(keys: Metadata, tokens: Vocabulary, prefix: bool) -> dict[str, Any]:
     """Returns the ``tokenizer.json`` of BPE over characters, with spaces replaced and bytes for unknown characters."""
-    if not set(tokens.texts) >= set(BYTE_TOKENS):
+    if not tokens.has_all(BYTE_TOKENS):
         raise keys.problem(TOKENS, "does not have a token for each of the 256 bytes, as this model needs")
     unescape: dict[str, Any] = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     steps = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    options = {"fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
     return {
         "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _ESCAPE] if prefix else [_ESCAPE]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [*steps, strip] if prefix else steps},
-        "model": {
-            "type": "BPE",
-            "unk_token": _unknown(keys, tokens),
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": {token: token_id for token_id, token in enumerate(tokens.texts)},
-            "merges": merges,
-        },
+        "model": {"type": "BPE", "unk_token": _unknown(keys, tokens), **options},
     }
 
 
@@ -236,26 +242,41 @@ def _scores(merges: list[Any], tokens: TokenList) -> list[float]:
     return scores
 
 
-def _unknown(keys: Given, tokens: TokenList) -> str:
+def _unknown(keys: Metadata, tokens: Vocabulary) -> str:
     """Returns the text of the unknown token: the one that the file names, else the only one of that kind."""
-    kinds = [token_id for token_id, kind in enumerate(tokens.kinds) if kind is TokenKind.UNKNOWN]
+    kinds = np.flatnonzero(tokens.kinds == TokenKind.UNKNOWN).tolist()
     named = ROLE_KEYS["unk"]
     if not keys.has(named) and len(kinds) != 1:
         raise keys.problem(KINDS, f"has {len(kinds)} unknown tokens, and tokenizer.{named} does not name one")
     token_id = keys.typed(named, int) if keys.has(named) else kinds[0]
-    if token_id >= len(tokens.texts):
-        raise keys.problem(named, f"is not one of the {len(tokens.texts):,} tokens")
+    if token_id >= len(tokens):
+        raise keys.problem(named, f"is not one of the {len(tokens):,} tokens")
     return tokens.texts[token_id]
 
 
-def _merges(tokens: TokenList, scores: list[float]) -> list[tuple[str, str]]:
+def _merges(tokens: Vocabulary, scores: NDArray[np.float32]) -> Merges:
     """Returns every pair of tokens that forms a token, best score first; the lower id first in a tie."""
-    kinds = zip(tokens.texts, tokens.kinds, scores, strict=True)
-    normal = {token: -score for token, kind, score in kinds if kind is TokenKind.NORMAL}
-    return _splits(sorted(normal, key=normal.__getitem__), normal)
+    texts, is_normal = tokens.texts, tokens.kinds == TokenKind.NORMAL
+    normal = np.flatnonzero(is_normal)
+    index, begins, ends = TextIndex(texts, normal), texts.starts[:-1], texts.starts[1:]
+    found = []
+    for first in range(0, len(texts), _PIECE):
+        cuts, whole = texts.cuts(first, min(first + _PIECE, len(texts)))
+        cuts, whole = cuts[is_normal[whole]], whole[is_normal[whole]]
+        left = index.find(texts.hashes(begins[whole], cuts))
+        cuts, whole, left = (each[left >= 0] for each in (cuts, whole, left))
+        right = index.find(texts.hashes(cuts, ends[whole]))
+        found.append([each[right >= 0] for each in (left, right, whole)])
+    left, right, whole = map(np.concatenate, zip(*found, strict=True))
+    counts = np.bincount(whole, minlength=len(texts))
+    best_first = normal[np.argsort(-scores[normal], kind="stable")]
+    before = np.zeros(len(texts), dtype=np.int64)  # the pairs of better tokens
+    before[best_first[1:]] = np.cumsum(counts[best_first])[:-1]
+    ranks = before[whole] + np.arange(len(whole)) - (np.cumsum(counts) - counts)[whole]
+    return left, right, whole, ranks
 
 
-def _splits(tokens: Iterable[str], parts: Mapping[str, float] | set[str]) -> list[tuple[str, str]]:
+def _splits(tokens: Iterable[str], parts: set[str]) -> list[tuple[str, str]]:
     """Returns the pairs of `parts` that form each of `tokens`."""
     return [
         (token[:cut], token[cut:])

@@ -30,7 +30,9 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
+from sheepop.checkpoint.gguf.native_decoding import Fill
 from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
+from sheepop.checkpoint.lazy_tensor import Memory
 from sheepop.core.errors import CheckpointError
 
 _MAGIC = b"GGUF"
@@ -52,6 +54,7 @@ _CHUNK = 2**24
 _PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 # How many numbers of a tensor are decoded at a time.
 _PIECE = 2**18
+_RELEASED = 2**23  # bytes of the file that are given back at a time
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -77,7 +80,7 @@ class Container:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self._is_closed = Path(path), False
+        self.path, self._is_closed, self._memory = Path(path), False, Memory()
         self._map = _map(self.path)
         try:
             with memoryview(self._map) as content:
@@ -114,17 +117,20 @@ class Container:
         """Returns the tensor, or some of its `rows`, in the in-memory dtype of its type; floats as they are mapped."""
         content, shape = self._content(name, rows)
         kind = self.tensors[name].kind
-        if kind.read_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
+        if kind.fill_stored is None and content.data_ptr() % kind.dtype.itemsize == 0:
             return content.view(kind.dtype).view(shape)
-        (numbers,) = self._decoded(name, content, lambda blocks: (kind.read(blocks),))
+        numbers = self._blocks(len(content) // kind.block_bytes, torch.empty(1, kind.block, dtype=kind.dtype))
+        self._decode(name, content, [numbers], lambda blocks, parts: parts[0].copy_(kind.read(blocks)))
         return numbers.view(shape)
 
     def read_stored(self, name: str, rows: slice | None = None) -> tuple[Tensor, ...]:
         """Returns a quantised tensor of at least one dimension, or `rows`, as integers, scales and perhaps offsets."""
         content, shape = self._content(name, rows)
         kind = self.tensors[name].kind
-        assert kind.read_stored is not None, name
-        return tuple(part.view(*shape[:-1], -1) for part in self._decoded(name, content, kind.read_stored))
+        assert kind.fill_stored is not None, name
+        parts = [self._blocks(len(content) // kind.block_bytes, part) for part in kind.stored_block]
+        self._decode(name, content, parts, kind.fill_stored)
+        return tuple(part.view(*shape[:-1], -1) for part in parts)
 
     def _content(self, name: str, rows: slice | None) -> tuple[Tensor, tuple[int, ...]]:
         """The bytes of a tensor, or of some of its rows, as they are mapped, and its shape."""
@@ -139,23 +145,26 @@ class Container:
         # NumPy keeps a map open that is in use; torch.frombuffer does not.
         return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
-    def _decoded(self, name: str, content: Tensor, decode: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """Returns the parts of all blocks (B, n), decoded a piece at a time, which needs little memory besides."""
+    def _blocks(self, count: int, block: Tensor) -> Tensor:
+        """Memory for `count` blocks like `block` (1, n)."""
+        return torch.from_numpy(self._memory.take(count * block.nbytes)).view(block.dtype).view(count, -1)
+
+    def _decode(self, name: str, content: Tensor, parts: Sequence[Tensor], fill: Fill) -> None:
+        """Fills the parts of all blocks (B, n), a piece at a time, which needs little memory besides."""
         kind, file = self.tensors[name].kind, self.tensors[name].file
         blocks = content.view(-1, kind.block_bytes)
-        found = [part.new_empty(len(blocks), part.shape[1]) for part in decode(torch.zeros_like(blocks[:1]))]
         size = max(1, _PIECE // kind.block)
         end = content.data_ptr() - np.frombuffer(file, np.uint8).ctypes.data
         released = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         for begin in range(0, len(blocks), size):
-            for whole, part in zip(found, decode(blocks[begin : begin + size]), strict=True):
-                whole[begin : begin + size] = part
+            fill(blocks[begin : begin + size], [part[begin : begin + size] for part in parts])
             # Pages of the file that were decoded need not stay in the memory of this process.
             end += blocks[begin : begin + size].numel()
-            if (count := end // mmap.PAGESIZE * mmap.PAGESIZE - released) > 0:
+            count = end // mmap.PAGESIZE * mmap.PAGESIZE - released
+            # Each time, the system interrupts all threads of the process.
+            if count >= _RELEASED or (count > 0 and begin + size >= len(blocks)):
                 file.madvise(mmap.MADV_DONTNEED, released, count)
                 released += count
-        return found
 
     def digest(self, key: str) -> str:
         """Returns the SHA-256 of the file with zeros in place of the last 64 bytes of the text value of `key`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -16,15 +16,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sheepop.checkpoint.gguf.native_decoding import text_places
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
+from sheepop.tokenizer.text_index import Texts
 
 # SheepOp's limit for a vocabulary, the longest list in a GGUF file.
 _LONGEST_LIST = 2**24
 _LONGEST_TEXT = 2**28
+_LENGTH = 8  # bytes that state the length of a text
 
 Plain: TypeAlias = int | float | bool | str
-Content: TypeAlias = Plain | list[str] | NDArray[np.generic]
+Content: TypeAlias = Plain | Texts | NDArray[np.generic]
 
 
 class Cursor:
@@ -56,24 +59,14 @@ class Cursor:
         """Reads an unsigned integer of 8 bytes."""
         return struct.unpack("<Q", self.take(8, what))[0]
 
-    def texts(self, count: int, what: str) -> list[str]:
+    def texts(self, count: int, what: str) -> Texts:
         """Reads texts one after the other; raises `CheckpointError` as `read_text` does."""
-        found: list[str] = []
-        content, place, length_at = self._content, self.position, struct.Struct("<Q").unpack_from
-        try:
-            for _ in range(count):
-                self.position = place
-                begin = place + 8
-                place = begin + length_at(content, place)[0]
-                if place > len(content) or place - begin > _LONGEST_TEXT:
-                    break
-                found.append(str(content[begin:place], "utf-8"))
-            else:
-                self.position = place
-        except (struct.error, UnicodeDecodeError):
-            pass
-        if len(found) < count:
-            read_text(self, what)  # says what is wrong with this one
+        places = text_places(self._content, self.position, count)
+        found = None if places is None else _between(self._content, *places)
+        while found is None:
+            read_text(self, what)  # says what is wrong with the first wrong one
+        assert places is not None
+        self.position = places[1]
         return found
 
     def problem(self, reason: str) -> CheckpointError:
@@ -88,6 +81,22 @@ class Cursor:
         return CheckpointError(f"{self._path} {what}. {remedy}.")
 
 
+def _between(content: memoryview, begins: NDArray[np.int64], end: int) -> Texts | None:
+    """The texts behind their lengths, which begin at `begins`, up to `end`; None if one is no UTF-8 or too long."""
+    first = int(begins[0]) if len(begins) else end
+    raw, heads = np.frombuffer(bytes(content[first:end]), dtype=np.uint8), begins - first
+    is_text = np.ones(len(raw), dtype=np.bool_)
+    is_text[heads[:, None] + np.arange(_LENGTH)] = False
+    starts = np.append(heads, len(raw)) - _LENGTH * np.arange(len(heads) + 1)
+    texts = Texts(raw[is_text], starts)
+    try:
+        texts.text.tobytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    cuts_character = (texts.text[starts[starts < len(texts.text)]] & 0xC0) == 0x80
+    return None if cuts_character.any() or texts.lengths.max(initial=0) > _LONGEST_TEXT else texts
+
+
 # The type of a value, by its number in a file.
 ValueType = IntEnum("ValueType", "U8 I8 U16 I16 U32 I32 F32 BOOL TEXT LIST U64 I64 F64", start=0)
 # The format of a number of each type, for numpy and for `struct`.
@@ -96,7 +105,7 @@ _FORMATS = {kind: f"<{code}" for kind, code in zip(ValueType, "BbHhIifB..Qqd", s
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value with its type, or a list with the type of its elements; lists of numbers are numpy arrays."""
+    """A value with its type, or a list with the type of its elements: an array, or texts as they stand in the file."""
 
     type: ValueType
     content: Content
@@ -104,7 +113,7 @@ class Value:
     @property
     def is_list(self) -> bool:
         """Whether this is a list of values."""
-        return isinstance(self.content, list | np.ndarray)
+        return isinstance(self.content, Texts | np.ndarray)
 
     @property
     def plain(self) -> Any:
@@ -114,6 +123,8 @@ class Value:
         """
         if isinstance(self.content, np.ndarray):
             return self.content.tolist()
+        if isinstance(self.content, Texts):
+            return self.content.decoded()
         if self.type is ValueType.F32 and isinstance(self.content, float):
             return float(str(np.float32(self.content)))
         return self.content
@@ -123,11 +134,11 @@ class Value:
         if not self.is_list:
             plain = encoded_text(self.content) if isinstance(self.content, str) else _number(self.type, self.content)
             return _number(ValueType.U32, self.type) + plain
-        assert isinstance(self.content, list | np.ndarray)
+        assert isinstance(self.content, Texts | np.ndarray)
         head = _number(ValueType.U32, ValueType.LIST) + _number(ValueType.U32, self.type)
         head += _number(ValueType.U64, len(self.content))
-        if isinstance(self.content, list):
-            return head + b"".join(encoded_text(text) for text in self.content)
+        if isinstance(self.content, Texts):
+            return head + b"".join(map(encoded_text, self.content.decoded()))
         return head + self.content.astype(_FORMATS[self.type]).tobytes()
 
     def __eq__(self, other: object) -> bool:
@@ -139,7 +150,7 @@ class Value:
 
 def texts(contents: Iterable[str]) -> Value:
     """Returns a list of texts as a value."""
-    return Value(ValueType.TEXT, list(contents))
+    return Value(ValueType.TEXT, Texts.of([text.encode("utf-8") for text in contents]))
 
 
 def i32s(numbers: Sequence[int]) -> Value:
@@ -214,8 +225,30 @@ class Metadata(Given):
         self, metadata: Mapping[str, Value], prefix: str, path: Path, tensors: Collection[str] = frozenset()
     ) -> None:
         below = f"{prefix}."
-        keys = {key.removeprefix(below): value.plain for key, value in metadata.items() if key.startswith(below)}
-        super().__init__(keys, str(path), below, tensors)
+        self._values = {key.removeprefix(below): value for key, value in metadata.items() if key.startswith(below)}
+        super().__init__(_Plain(self._values), str(path), below, tensors)
+
+    def texts(self, name: str) -> Texts:
+        """Takes a list of texts."""
+        found = self._content(name)
+        if not isinstance(found, Texts):
+            raise self.problem(name, "is not a list of texts")
+        return found
+
+    def numbers(self, name: str, kind: type[int] | type[float]) -> NDArray[Any]:
+        """Takes a list of whole numbers, or of finite floats."""
+        found = self._content(name)
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in ("iu" if kind is int else "f"):
+            raise self.problem(name, f"is not a list of {'whole ' if kind is int else ''}numbers")
+        if not np.isfinite(found).all():
+            raise self.problem(name, "has entries that are not finite")
+        return found
+
+    def _content(self, name: str) -> Content:
+        self._read.add(name)
+        if name not in self._values:
+            raise self.missing(name)
+        return self._values[name].content
 
     def single(self, name: str, value: Any) -> Any:
         """Returns the number that all layers share."""
@@ -232,6 +265,22 @@ class Metadata(Given):
     def shown(self, name: str) -> str:
         """Returns the value of a key for messages, empty if it is missing or a list, which may be a vocabulary."""
         return super().shown(name) if self.has(name) and not isinstance(self.take(name), list) else ""
+
+
+class _Plain(Mapping[str, Any]):
+    """Values as Python objects, each converted when it is asked for: a vocabulary takes long."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name].plain
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def _read_type(cursor: Cursor, key: str) -> ValueType:

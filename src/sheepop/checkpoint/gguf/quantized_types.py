@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.gguf.block_decoding import DECODERS, pack
 from sheepop.checkpoint.gguf.block_encoding import ENCODERS, require_storable
-from sheepop.checkpoint.gguf.native_decoding import native_decoder
+from sheepop.checkpoint.gguf.native_decoding import Fill, native_decoder
 from sheepop.core.errors import CheckpointError
 
 # Names of types that SheepOp does not read, for error messages.
@@ -26,7 +26,7 @@ class TensorType:
 
     A row consists of blocks of `block` numbers in `block_bytes` bytes. `read` returns the numbers of blocks, and
     `write` their bytes, or is None for a type that SheepOp only reads; both take and return one block per row.
-    `read_stored` returns the same numbers as a `StoredWeight` stores them in groups of at most 32, without loss:
+    `fill_stored` gives the same numbers as a `StoredWeight` stores them in groups of at most 32, without loss:
     integers, of 4 bits where these are enough, else of 8, scales, and offsets in some types. It is None for floats.
     """
 
@@ -37,7 +37,12 @@ class TensorType:
     block_bytes: int
     read: Callable[[Tensor], Tensor]
     write: Callable[[Tensor], Tensor] | None
-    read_stored: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    fill_stored: Fill | None = None
+
+    @cached_property
+    def stored_block(self) -> tuple[Tensor, ...]:
+        """What `fill_stored` gives for a block of zeros, (1, n) each."""
+        return stored_parts(self.name, self.block, torch.zeros(1, self.block_bytes, dtype=torch.uint8))
 
     def row_bytes(self, columns: int) -> int | None:
         """Returns the bytes of a row, or None if a row with this number of columns cannot have this type."""
@@ -78,7 +83,7 @@ def _float(name: str, number: int, dtype: torch.dtype) -> TensorType:
 
 
 def stored_parts(name: str, block: int, content: Tensor) -> tuple[Tensor, ...]:
-    """Returns what `TensorType.read_stored` returns for a type with blocks of `block` numbers, computed by PyTorch."""
+    """Returns what `TensorType.fill_stored` gives for a type with blocks of `block` numbers, computed by PyTorch."""
     integers, *scalings = DECODERS[name](content)
     if name in _FOUR_BITS:
         integers = pack(integers.view(torch.uint8) & 15, 4, GROUP // 2)
@@ -97,14 +102,14 @@ def _blocks(name: str, number: int, block: int, block_bytes: int) -> TensorType:
     def read(content: Tensor) -> Tensor:
         return decoder(content).numbers()
 
-    @cache
-    def native() -> Callable[[Tensor], tuple[Tensor, ...]] | None:
-        return native_decoder(name, stored_parts(name, block, torch.zeros(1, block_bytes, dtype=torch.uint8)))
+    def fill_stored(content: Tensor, parts: Sequence[Tensor]) -> None:
+        if (fill := native_decoder(name)) is not None:
+            fill(content, parts)
+            return
+        for whole, part in zip(parts, stored_parts(name, block, content), strict=True):
+            whole.copy_(part)
 
-    def read_stored(content: Tensor) -> tuple[Tensor, ...]:
-        return (native() or partial(stored_parts, name, block))(content)
-
-    return TensorType(name, number, torch.float32, block, block_bytes, read, write if encoder else None, read_stored)
+    return TensorType(name, number, torch.float32, block, block_bytes, read, write if encoder else None, fill_stored)
 
 
 F32 = _float("f32", 0, torch.float32)

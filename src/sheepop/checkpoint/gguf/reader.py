@@ -88,7 +88,7 @@ class GGUFFile:
             **{name: LazyTensor.of(torch.zeros(num_experts)) for name in balances(self.config)},
             **{name: self._lazy(place, name) for place in found if not place.copied for name, _ in place.ours},
         }
-        quantized = [place for place in found if not place.copied and container.tensors[place.theirs].kind.read_stored]
+        quantized = [place for place in found if not place.copied and container.tensors[place.theirs].kind.fill_stored]
         self.quantized: Mapping[str, Mapping[str, LazyTensor]] = {
             name: self._lazy_parts(place, name) for place in quantized if place.keeps_numbers for name, _ in place.ours
         }
@@ -142,8 +142,6 @@ class GGUFFile:
     def _lazy_parts(self, place: Place, name: str) -> dict[str, LazyTensor]:
         """Returns a quantised matrix as its integers, scales and offsets, by their names in a model directory."""
         kind, shape = self._container.tensors[place.theirs].kind, dict(place.ours)[name]
-        assert kind.read_stored is not None
-        block = kind.read_stored(torch.zeros(1, kind.block_bytes, dtype=torch.uint8))
         parts = _Parts(partial(self._read_parts, place, name))
         return {
             name + suffix: LazyTensor(
@@ -151,7 +149,7 @@ class GGUFFile:
                 part.dtype,
                 partial(parts.take, index),
             )
-            for index, (suffix, part) in enumerate(zip(PARTS, block, strict=False))
+            for index, (suffix, part) in enumerate(zip(PARTS, kind.stored_block, strict=False))
         }
 
     def _read_parts(self, place: Place, name: str) -> list[Tensor]:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from sheepop.checkpoint.gguf.metadata import Value, f32s, i32s, texts, value_of
-from sheepop.checkpoint.given import Given
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.checkpoint.gguf.metadata import Metadata, Value, f32s, i32s, texts, value_of
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer import SpecialRole, Tokenizer
+from sheepop.tokenizer.text_index import Places, Texts
 
 # The score of tokens that no merge forms, far below all others.
 LOWEST_SCORE = -(2.0**24)
@@ -40,7 +43,7 @@ TokenKind = IntEnum("TokenKind", "NORMAL UNKNOWN CONTROL USER_DEFINED UNUSED BYT
 
 @dataclass
 class TokenList:
-    """The tokens in the order of their ids, with scores for models that merge by them."""
+    """The tokens to be written in the order of their ids, with scores for models that merge by them."""
 
     texts: list[str]
     kinds: list[TokenKind]
@@ -51,10 +54,6 @@ class TokenList:
         self.texts.append(token)
         self.kinds.append(kind)
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token exists and never matches ordinary text."""
-        return token_id < len(self.kinds) and self.kinds[token_id] in (TokenKind.CONTROL, TokenKind.UNKNOWN)
-
     def pad(self, size: int) -> None:
         """Adds unused tokens up to `size`, because llama.cpp needs one for each row of the embedding."""
         missing = range(len(self.texts), size)
@@ -62,13 +61,6 @@ class TokenList:
         self.kinds += [TokenKind.UNUSED for _ in missing]
         if self.scores is not None:
             self.scores += [LOWEST_SCORE for _ in missing]
-
-    def without_padding(self) -> TokenList:
-        """Returns the tokens without those that `pad` added."""
-        count = len(self.texts)
-        while count and self.kinds[count - 1] is TokenKind.UNUSED and self.texts[count - 1] == _padding(count - 1):
-            count -= 1
-        return TokenList(self.texts[:count], self.kinds[:count], self.scores and self.scores[:count])
 
     def entries(self) -> dict[str, Value]:
         """Returns the keys of a file; raises `CheckpointError` for duplicate texts, which llama.cpp refuses."""
@@ -83,6 +75,39 @@ def _padding(index: int) -> str:
     return f"[PAD{index}]"
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a file in the order of their ids: `kinds` (V,), and `scores` (V,) for models that merge by them."""
+
+    texts: Texts
+    kinds: NDArray[np.int64]
+    scores: NDArray[np.float32] | None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token exists and never matches ordinary text."""
+        return token_id < len(self) and self.kinds[token_id] in (TokenKind.CONTROL, TokenKind.UNKNOWN)
+
+    def has_all(self, wanted: Sequence[str]) -> bool:
+        """Whether all of these texts are tokens."""
+        return bool((self.ids_of(wanted) >= 0).all())
+
+    def ids_of(self, wanted: Sequence[str]) -> Places:
+        """The ids of texts, -1 for each that is no token."""
+        return self.texts.index.find(Texts.of([text.encode("utf-8") for text in wanted]).of_all)
+
+    def without_padding(self) -> Vocabulary:
+        """Returns the tokens without those that `TokenList.pad` added."""
+        count = len(self)
+        while count and self.kinds[count - 1] == TokenKind.UNUSED and self.texts[count - 1] == _padding(count - 1):
+            count -= 1
+        return Vocabulary(
+            self.texts.first(count), self.kinds[:count], None if self.scores is None else self.scores[:count]
+        )
+
+
 def described_tokens(description: Mapping[str, Any]) -> TokenList:
     """Returns the tokens of a ``tokenizer.json``: normal ones, and the added ones as control or user-defined tokens."""
     found = {token_id: (token, TokenKind.NORMAL) for token, token_id in description["model"]["vocab"].items()}
@@ -95,21 +120,20 @@ def described_tokens(description: Mapping[str, Any]) -> TokenList:
     return tokens
 
 
-def read_tokens(keys: Given, rows: int) -> TokenList:
+def read_tokens(keys: Metadata, rows: int) -> Vocabulary:
     """Reads the tokens of a file, one for each of the embedding's `rows`."""
-    found = keys.entries(TOKENS, str)
+    found = keys.texts(TOKENS)
     if len(found) != rows:
         raise keys.problem(TOKENS, f"has {len(found):,} tokens for {rows:,} rows of the embedding")
-    numbers = keys.entries(KINDS, int) if keys.has(KINDS) else [int(TokenKind.NORMAL)] * len(found)
-    if len(numbers) != len(found):
-        raise keys.problem(KINDS, f"has {len(numbers):,} entries for {len(found):,} tokens")
-    kinds = {int(kind): kind for kind in TokenKind}
-    if unknown := set(numbers) - kinds.keys():
+    kinds = keys.numbers(KINDS, int).astype(np.int64) if keys.has(KINDS) else np.full(rows, int(TokenKind.NORMAL))
+    if len(kinds) != len(found):
+        raise keys.problem(KINDS, f"has {len(kinds):,} entries for {len(found):,} tokens")
+    if unknown := set(np.unique(kinds).tolist()) - set(map(int, TokenKind)):
         raise keys.problem(KINDS, f"has the unknown kind {min(unknown)}")
-    scores = keys.entries(SCORES, float) if keys.has(SCORES) else None
+    scores = keys.numbers(SCORES, float) if keys.has(SCORES) else None
     if scores is not None and len(scores) != len(found):
         raise keys.problem(SCORES, f"has {len(scores):,} entries for {len(found):,} tokens")
-    return TokenList(found, [kinds[number] for number in numbers], scores)
+    return Vocabulary(found, kinds, scores)
 
 
 def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
@@ -136,7 +160,9 @@ def role_entries(tokenizer: Tokenizer) -> dict[str, Value]:
     return {**entries, **_template_entries(tokenizer.settings().get("chat_template"))}
 
 
-def read_settings(keys: Given, tokens: TokenList, *, add_bos: bool, roles: Mapping[SpecialRole, int]) -> dict[str, Any]:
+def read_settings(
+    keys: Metadata, tokens: Vocabulary, *, add_bos: bool, roles: Mapping[SpecialRole, int]
+) -> dict[str, Any]:
     """Returns the keys of ``tokenizer_config.json`` that a file defines.
 
     `add_bos` and the ids in `roles`, if they are special tokens, are the defaults.
@@ -145,8 +171,8 @@ def read_settings(keys: Given, tokens: TokenList, *, add_bos: bool, roles: Mappi
     usual = {role: token_id for role, token_id in roles.items() if tokens.is_special(token_id)}
     for role, key in ROLE_KEYS.items():
         token_id = keys.typed(key, int) if keys.has(key) else usual.get(role)
-        if token_id is not None and token_id >= len(tokens.texts):
-            raise keys.problem(key, f"is not one of the {len(tokens.texts):,} tokens")
+        if token_id is not None and token_id >= len(tokens):
+            raise keys.problem(key, f"is not one of the {len(tokens):,} tokens")
         if token_id is not None:
             settings[f"{role}_token"] = tokens.texts[token_id]
     settings["add_bos_token"] = keys.typed(ADD_BOS, bool, add_bos)
@@ -165,7 +191,7 @@ def end_entries(tokenizer: Tokenizer, end_ids: Sequence[int]) -> tuple[dict[str,
     return {key: value_of(token_id) for key, token_id in zip(_END_KEYS, further, strict=False)}, notes
 
 
-def read_end_ids(keys: Given, rows: int) -> list[int]:
+def read_end_ids(keys: Metadata, rows: int) -> list[int]:
     """Returns all tokens that end a text, without ids outside the vocabulary."""
     ids = [keys.typed(key, int) for key in (ROLE_KEYS["eos"], *_END_KEYS) if keys.has(key)]
     return [token_id for token_id in dict.fromkeys(ids) if token_id < rows]

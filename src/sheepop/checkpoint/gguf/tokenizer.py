@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+import numpy as np
 
 from sheepop.checkpoint.gguf.algorithms import (
+    Described,
     byte_level_adds_bos,
     byte_level_description,
     byte_level_entries,
@@ -25,15 +26,23 @@ from sheepop.checkpoint.gguf.token_list import (
     ROLE_KEYS,
     TokenKind,
     TokenList,
+    Vocabulary,
     end_entries,
     read_end_ids,
     read_settings,
     read_tokens,
     role_entries,
 )
-from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError, TokenizerError
-from sheepop.tokenizer import ByteLevelBPE, CharTokenizer, SpecialRole, Tokenizer, tokenizer_from_json
+from sheepop.tokenizer import (
+    ByteLevelBPE,
+    CharTokenizer,
+    SpecialRole,
+    Tokenizer,
+    tokenizer_from_json,
+    tokenizer_from_tables,
+)
+from sheepop.tokenizer.bpe_tables import BpeTables
 from sheepop.tokenizer.settings import post_processor
 
 _PREFIX = "tokenizer"
@@ -82,8 +91,9 @@ def tokenizer_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path
         whole = _whole(keys, settings, metadata, rows)
         if whole is not None:
             return whole
-        description = _description(tokens, settings, model.describe(keys, tokens))
-        return tokenizer_from_json(orjson.dumps(description), settings, parsed=description)
+        description, merges = model.describe(keys, tokens)
+        tables = BpeTables.made(_with_around(tokens, settings, description), tokens.texts, *merges)
+        return tokenizer_from_tables(tables.with_added(_added(tokens, settings)), settings)
     except TokenizerError as error:
         raise CheckpointError(f"The tokenizer in {path} cannot be used: {error}") from None
 
@@ -97,8 +107,8 @@ def end_ids_from_metadata(metadata: Mapping[str, Value], rows: int, path: Path) 
 class _Model:
     """How to read a tokenizer model, and llama.cpp's defaults for missing keys."""
 
-    describe: Callable[[Given, TokenList], dict[str, Any]]
-    add_bos: Callable[[Given], bool]
+    describe: Callable[[Metadata, Vocabulary], Described]
+    add_bos: Callable[[Metadata], bool]
     roles: Mapping[SpecialRole, int]
 
 
@@ -127,7 +137,7 @@ def _entries(tokenizer: Tokenizer, content: str) -> tuple[str, TokenList, dict[s
     return "llama", *sentencepiece_entries(description)
 
 
-def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value], rows: int) -> Tokenizer | None:
+def _whole(keys: Metadata, settings: dict[str, Any], metadata: Mapping[str, Value], rows: int) -> Tokenizer | None:
     """Returns the tokenizer of the file's ``tokenizer.json``, if writing it would give the keys of this file."""
     if not keys.has(_WHOLE):
         return None
@@ -139,15 +149,20 @@ def _whole(keys: Given, settings: dict[str, Any], metadata: Mapping[str, Value],
     return tokenizer if all(metadata.get(key) == value for key, value in entries.items()) else None
 
 
-def _description(tokens: TokenList, settings: Mapping[str, Any], description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a ``tokenizer.json`` from `description`, with added tokens and the tokens put around a text."""
+def _added(tokens: Vocabulary, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the ``added_tokens`` of a file: those that it marks as such, and those with a role."""
     with_role = {settings[key] for role in ROLE_KEYS if (key := f"{role}_token") in settings}
     usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added: list[dict[str, Any]] = [
-        {"id": token_id, "content": token, **usual, "special": kind is not TokenKind.USER_DEFINED or token in with_role}
-        for token_id, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True))
-        if kind in _ADDED or token in with_role
+    ids = {*np.flatnonzero(np.isin(tokens.kinds, _ADDED)).tolist(), *tokens.ids_of(sorted(with_role)).tolist()}
+    found = [(token_id, tokens.texts[token_id], int(tokens.kinds[token_id])) for token_id in sorted(ids)]
+    return [
+        {"id": token_id, "content": token, **usual, "special": kind != TokenKind.USER_DEFINED or token in with_role}
+        for token_id, token, kind in found
     ]
-    around = post_processor(settings, {token["content"]: token["id"] for token in added})
-    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": around}
-    return {**head, **description}
+
+
+def _with_around(tokens: Vocabulary, settings: Mapping[str, Any], description: dict[str, Any]) -> dict[str, Any]:
+    """Returns a ``tokenizer.json`` from `description`, with the tokens put around a text."""
+    named = [settings[key] for role in ("bos", "eos") if (key := f"{role}_token") in settings]
+    around = post_processor(settings, dict(zip(named, tokens.ids_of(named).tolist(), strict=True)))
+    return {"version": "1.0", "truncation": None, "padding": None, "post_processor": around, **description}

@@ -171,8 +171,7 @@ def _check_name(name: str, vocabulary: Mapping[str, Value]) -> None:
     tokens = vocabulary.get("tokenizer.ggml.tokens")
     if not any(mark in name.lower() for mark in _PHI3_MARKS) or tokens is None:
         return
-    assert isinstance(tokens.content, list)
-    if lacking := sorted(_PHI3_TOKENS.difference(tokens.content)):
+    if lacking := sorted(_PHI3_TOKENS.difference(tokens.plain)):
         raise CheckpointError(
             f"llama.cpp treats a model whose name contains {' or '.join(_PHI3_MARKS)} as Phi-3, and would refuse "
             f"{name!r}, whose vocabulary lacks {', '.join(lacking)}. Choose another name."

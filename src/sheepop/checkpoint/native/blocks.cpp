@@ -1,4 +1,5 @@
-// The blocks of GGUF's commonest quantised types as the network stores them, without loss: integers, and a scale and
+// What takes long to read in GGUF files: the places of texts in a list of them, and the blocks of the commonest quantised
+// types as the network stores them, without loss: integers, and a scale and
 // perhaps an offset of each group in float32. The layouts are those of llama.cpp's ggml-common.h; block_decoding.py has
 // them for all types. Integers of four bits lie in groups of 32: byte i has number i in its lower half, and number
 // i + 16 in its upper half.
@@ -55,6 +56,21 @@ inline void decode(const uint8_t* blocks, int64_t count, Out out, const Decode& 
 #define BLOCKS(name) extern "C" void name(const uint8_t* blocks, int64_t count, uint8_t* to, float* scales, float* offsets)
 #define OUT \
   Out { to, scales, offsets }
+
+// Where the lengths of `count` texts begin, of which each lies behind its length, from `place` of `size` bytes on. Returns
+// the place behind the last text, or -1 if one would end beyond the bytes.
+extern "C" int64_t text_places(const uint8_t* bytes, int64_t size, int64_t place, int64_t count, int64_t* begins) {
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t length;
+    if (size - place < static_cast<int64_t>(sizeof(length))) return -1;
+    std::memcpy(&length, bytes + place, sizeof(length));
+    begins[i] = place;
+    place += sizeof(length);
+    if (length > static_cast<uint64_t>(size - place)) return -1;
+    place += static_cast<int64_t>(length);
+  }
+  return place;
+}
 
 BLOCKS(q4_0) {
   decode<18, kHalf, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
