@@ -20,8 +20,8 @@ from sheepop.posttrain.example_store import ExampleStore, build_examples
 from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss
 from sheepop.posttrain.rows import Preference, Supervised
 from sheepop.posttrain.sequences import log_probabilities_of, mean_losses
-from sheepop.posttrain.templates import template_of
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer
+from sheepop.tokenizer.ready_templates import template_of
 from sheepop.train.objective import NextToken
 
 trl = pytest.importorskip("trl")

@@ -38,8 +38,8 @@ from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
-from sheepop.posttrain.templates import READY, default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+from sheepop.tokenizer.ready_templates import READY, default_template, fitting, named_template
 
 _SAMPLES, _LOOKED_AT = 3, 100
 TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
