@@ -127,8 +127,7 @@ class ExampleTask(Task):
         """The given length of rows, or one that holds the longest example, in whole units of `_ROW_UNIT` tokens."""
         if self.config.data.max_length is not None:
             return self.row_length
-        warmup, parallel = dict(self.config.training.sequence_length_warmup).values(), self.config.parallel
-        unit = math.lcm(_ROW_UNIT, parallel.tensor * parallel.context, *warmup)
+        unit = math.lcm(_ROW_UNIT, self.config.parallel.tensor * self.config.parallel.context)
         return min(-(-self.needed_length(store) // unit) * unit, self.row_length)
 
     def needed_length(self, store: ExampleStore) -> int:
