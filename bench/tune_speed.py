@@ -1,17 +1,17 @@
 """Post-training beside TRL: examples per second and peak memory of SFT, LoRA, DPO and GRPO steps on one processor core.
 
-Both start from one model with new weights that transformers has saved, a Llama or one with the shape of Gemma 3 270M
-(262,144 tokens), and read the same files; the same number of examples makes a step, and AdamW moves all weights, or
-adapters of rank 8 in all linear layers, in float32. In a GRPO step one prompt is answered as often as a step has
-examples. Every measurement has a process of its own with one thread, and time is processor time, which other programs
-do not lengthen. Both are measured with activation checkpointing, which TRL has by default, and without. Ours is
-measured with padded rows, as theirs are, and for SFT packed, as it is by default. A last row is pre-training at the
-same shape: the tokens of full rows.
+Both start from one model that transformers has saved: a published one (`--model`), or one with new weights, a Llama or
+the shape of Gemma 3 270M (262,144 tokens). They read the same rows in the same order, so that every step has the same
+rows in both, and AdamW moves all weights, or adapters of rank 8 in all linear layers, in float32. In a GRPO step one
+prompt is answered as often as a step has examples. Every measurement has a process of its own with one thread, and time
+is processor time, which other programs do not lengthen. Both are measured with activation checkpointing, which TRL has
+by default, and without. Ours is measured with padded rows, as theirs are, and for SFT packed, as it is by default. A
+last row is pre-training at the same shape: the tokens of full rows.
 
 python bench/tune_speed.py --peers DIR --shape gemma3-270m --json bench/results/tune_speed.json
 
-`DIR` holds trl, peft and datasets (pip install --target DIR trl peft datasets); without it only our own rows are
-measured.
+`DIR` holds trl (pip install --target DIR trl); without it only our own rows are measured. `--model` takes what
+`sheepop export MODEL --format hf` writes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from processes import answer, forget_peak, measured_apart, peak_bytes
 from record import add_json_option, write_record
 
 MEBIBYTE = 2**20
+SEED = 0  # of the order of rows
 ANSWER = 32  # tokens of an answer that the model writes
 WORDS = "sheep wool fence meadow shepherd barn lamb grass hill dog river stone cloud evening morning gate"
 
@@ -91,7 +92,7 @@ def measure_trl(
     }.get(task, (trl.SFTConfig, trl.SFTTrainer))  # fmt: skip
     more: dict[str, Any] = {}
     if task == "grpo":
-        of_task = {"num_generations": batch, "max_completion_length": ANSWER, "beta": 0.0}
+        of_task = {"num_generations": batch, "max_completion_length": ANSWER, "beta": 0.0, "shuffle_dataset": False}
         more["reward_funcs"] = lambda completions, **_: [float(text.count("e")) for text in completions]
     else:
         of_task = {"max_length": length}
@@ -104,6 +105,7 @@ def measure_trl(
             output, max_steps=steps, per_device_train_batch_size=batch, gradient_accumulation_steps=1, use_cpu=True,
             report_to=[], save_strategy="no", logging_strategy="no", learning_rate=1e-5, bf16=False, **of_task,
             gradient_checkpointing=checkpointing, disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
+            train_sampling_strategy="sequential",
         )  # fmt: skip
         if task == "dpo":
             settings.precompute_ref_log_probs = True  # as ours are
@@ -155,6 +157,7 @@ def measure_ours(
             **dict.fromkeys(("eval_interval", "sample_interval", "checkpoint_interval"), steps),
         },
         "device": "cpu",
+        "seed": SEED,
     }  # fmt: skip
     clock = Clock()
     with tempfile.TemporaryDirectory() as output:
@@ -202,7 +205,9 @@ def _examples(rows: Any) -> int:
 
 
 def write_examples(place: Path, task: str, count: int) -> Path:
-    """Questions with answers of very different lengths, as people write them."""
+    """Questions with answers of very different lengths, as people write them; also in the order that ours reads."""
+    from sheepop.data import SampleOrder
+
     draw, words = random.Random(0), WORDS.split()
 
     def said(low: int, high: int) -> str:
@@ -211,19 +216,24 @@ def write_examples(place: Path, task: str, count: int) -> Path:
     path = place / f"{task}.jsonl"
     keys = {"dpo": ("chosen", "rejected"), "grpo": ()}.get(task, ("completion",))
     rows = [{"prompt": said(5, 60), **{key: " " + said(5, 150) for key in keys}} for _ in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = [rows[number] for number in SampleOrder(count, SEED).indices(0, count)]
+    for file, lines in ((path, rows), (in_order(path), read)):
+        file.write_text("".join(json.dumps(row) + "\n" for row in lines))
     return path
 
 
-def write_model(place: Path, shape: str, width: int, layers: int) -> tuple[Path, Path]:
-    """A model with new weights, as transformers saves it and imported by us."""
+def in_order(path: Path) -> Path:
+    """The same rows in the order in which our steps read them."""
+    return path.with_suffix(".ordered.jsonl")
+
+
+def write_model(theirs: Path, shape: str, width: int, layers: int) -> None:
+    """A model with new weights, as transformers saves it."""
     import transformers
 
     from sheepop.core.console import Console
-    from sheepop.jobs.exchange import import_model
     from sheepop.tokenizer import TokenizerConfig, train_tokenizer
 
-    theirs, ours = place / "theirs", place / "ours"
     theirs.mkdir()
     texts = [WORDS + "\n"] * 50 + [Path(json.__file__).read_text()] * 3
     train_tokenizer(TokenizerConfig(vocab_size=1024), texts, console=Console.silent()).save(theirs)
@@ -242,8 +252,6 @@ def write_model(place: Path, shape: str, width: int, layers: int) -> tuple[Path,
             max_position_embeddings=32_768, **shared,
         )  # fmt: skip
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(theirs)
-    import_model(theirs, ours)
-    return theirs, ours
 
 
 def main() -> None:
@@ -251,7 +259,8 @@ def main() -> None:
     if answer(measure):
         return
     parser = argparse.ArgumentParser(description="Post-training steps beside TRL.")
-    parser.add_argument("--peers", default="", help="a folder with trl and datasets")
+    parser.add_argument("--peers", default="", help="a folder with trl")
+    parser.add_argument("--model", type=Path, help="a model as transformers saves it, instead of one with new weights")
     parser.add_argument("--shape", choices=["llama", "gemma3-270m"], default="llama")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
@@ -263,10 +272,17 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks, help="what is measured")
     add_json_option(parser)
     asked = parser.parse_args()
+    from sheepop.jobs.exchange import import_model  # not in the processes that measure
+
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        theirs, ours = write_model(place, asked.shape, asked.width, asked.layers)
-        data = {task: write_examples(place, task, asked.batch * asked.steps * 4) for task in ("sft", "dpo", "grpo")}
+        theirs, ours = asked.model or place / "theirs", place / "ours"
+        if asked.model is None:
+            write_model(theirs, asked.shape, asked.width, asked.layers)
+        import_model(theirs, ours)
+        rows_read = asked.batch * asked.steps
+        counts = {"packed": 4 * rows_read, "sft": rows_read, "dpo": rows_read, "grpo": asked.steps}
+        data = {task: write_examples(place, task, count) for task, count in counts.items()}
         rows: list[tuple[str, str, str, bool]] = [
             ("ours, packed", "ours", "packed", False),
             ("ours, pre-training", "ours", "text", False),
@@ -281,7 +297,8 @@ def main() -> None:
         for _ in range(asked.rounds):
             for name, who, task, checkpointing in rows:
                 model = theirs if who == "trl" else ours
-                file = data.get(task, data["sft"])
+                file = data[{"lora": "sft", "text": "packed"}.get(task, task)]
+                file = in_order(file) if who == "trl" else file
                 settings = {"who": who, "task": task, "model": str(model), "data": str(file), **shared}
                 measured = measured_apart(__file__, {**settings, "checkpointing": checkpointing})
                 print(
@@ -296,7 +313,8 @@ def main() -> None:
         print(
             f"{row['task']:5} {row['who']:28} {speed[0]:10,.0f} {speed[1]:11,.1f} {memory[0]:9,.0f} {memory[1]:15,.0f}"
         )
-    write_record(asked.json, {"settings": {**vars(asked), "json": None, "peers": None}, "results": results})
+    settings = {**vars(asked), "json": None, "peers": None, "model": asked.model and asked.model.name}
+    write_record(asked.json, {"settings": settings, "results": results})
 
 
 def summary(name: str, task: str, runs: list[dict[str, Any]]) -> dict[str, Any]:

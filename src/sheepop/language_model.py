@@ -27,9 +27,9 @@ from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.preference import answer_rewards
 from sheepop.posttrain.rows import RowError
-from sheepop.posttrain.templates import template_of
 from sheepop.tokenizer import ChatTemplate, Tokenizer
 from sheepop.tokenizer.messages import Message
+from sheepop.tokenizer.ready_templates import template_of
 
 _TOGETHER = 32
 

@@ -73,7 +73,7 @@ def test_the_hash_of_a_batch_covers_both_sides() -> None:
 def test_a_batch_is_never_cut() -> None:
     batch = batches(*DOCUMENTS).batch(np.array([0, 1]))
     assert batch.cut(4) is batch
-    with pytest.raises(ValueError, match="targets of 4 tokens cannot be cut into rows of 2"):
+    with pytest.raises(ValueError, match="rows of 4 tokens cannot be cut into rows of 2"):
         batch.cut(2)
 
 

@@ -334,6 +334,8 @@ def test_a_model_that_was_published_in_integers_is_tuned_forked_and_quantised(
     for settings in (config(examples, tmp_path / "no"), load_config(overrides=[f"data.paths={examples}"])):
         with pytest.raises(ConfigError, match=r"are integers, which cannot be trained.* sheepop export .* --format hf"):
             train(settings.replace(output_dir=str(tmp_path / "no")), fork=file)
+    with pytest.raises(CheckpointError, match=r"no second one can be added.*sheepop export .* --merge --output FLOATS"):
+        train(config(examples, tmp_path / "again", *LORA, "training.max_steps=1"), fork=run)
     summary = quantize_model(file, tmp_path / "int8", to="int8")
     assert summary["perplexity_after"] == pytest.approx(summary["perplexity_before"], rel=0.01)
     with pytest.raises(CheckpointError, match="is already quantised"):

@@ -140,7 +140,7 @@ def _as_it_is(model: Transformer) -> None:
 
 
 _POLICY = PolicyObjective(vf_coef=0.5, kl_coef=0.1)
-_DPO = PairwisePreference(PreferenceLoss("sigmoid", 0.3), supervised_weight=0.1)
+_DPO = PairwisePreference([(1.0, PreferenceLoss("sigmoid", 0.3))], supervised_weight=0.1)
 _LORA = LoraConfig(rank=2, targets=("*_proj",))
 _LORA_OF_VOCABULARY = LoraConfig(rank=2, targets=("embedding", "lm_head"))
 _KINDS: Mapping[str, tuple[Callable[[], Objective], Callable[..., Batch], Callable[[Transformer], object]]] = {

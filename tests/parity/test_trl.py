@@ -17,12 +17,12 @@ from sheepop.jobs.exchange import import_model
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import GroupedExamples, PackedExamples
 from sheepop.posttrain.example_store import ExampleStore, build_examples
-from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss
+from sheepop.posttrain.preference import PairwisePreference, PairwiseReward, PreferenceLoss, log_probabilities_of
 from sheepop.posttrain.rows import Preference, Supervised
-from sheepop.posttrain.sequences import log_probabilities_of, mean_losses
-from sheepop.posttrain.templates import template_of
 from sheepop.tokenizer import TokenizerConfig, train_tokenizer
+from sheepop.tokenizer.ready_templates import template_of
 from sheepop.train.objective import NextToken
+from sheepop.train.validation import mean_losses
 
 trl = pytest.importorskip("trl")
 transformers = pytest.importorskip("transformers")
@@ -120,7 +120,7 @@ def test_preference_losses_are_those_of_trl(
         train_dataset=datasets.Dataset.from_list(PAIRS),
         processing_class=transformers.AutoTokenizer.from_pretrained(models["policy"]),
     )
-    loss = ours(PairwisePreference(PreferenceLoss(kind, 0.3, smoothing)), reference=True)
+    loss = ours(PairwisePreference([(1.0, PreferenceLoss(kind, 0.3, smoothing))]), reference=True)
     assert loss == pytest.approx(trained(trainer), rel=1e-4)
 
 

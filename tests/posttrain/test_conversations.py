@@ -23,10 +23,10 @@ from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, RETURNS, WEIGHT
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy
 from sheepop.posttrain.rewards import Answer, Writer, Written
 from sheepop.posttrain.rollouts import padded
-from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.serve.answer_text import answer_reader
 from sheepop.tokenizer import ByteLevelBPE, ChatTemplate
 from sheepop.train.tensor_batch import TensorBatch
+from sheepop.train.validation import FinishedNetwork
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 TOKENIZER = ByteLevelBPE.train(["user assistant tool\n some text and more of it\n\n"] * 9, 300, list(SPECIAL))

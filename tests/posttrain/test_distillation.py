@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sheepop.data import Batch
 from sheepop.model import IGNORE_INDEX, ModelConfig, build_model
 from sheepop.posttrain import supervised
-from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.supervised import Distillation
 from sheepop.train.tensor_batch import TensorBatch
+from sheepop.train.validation import FinishedNetwork
 
 
 def batch_of_rows(ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Batch:

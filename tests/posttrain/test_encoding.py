@@ -13,8 +13,8 @@ import pytest
 from sheepop.jobs.task.shown import plain_preview, preview
 from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import RowError, Supervised
-from sheepop.posttrain.templates import default_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, load_tokenizer
+from sheepop.tokenizer.ready_templates import default_template
 
 from .conftest import MARKED, TEXTS, UNMARKED, chat
 

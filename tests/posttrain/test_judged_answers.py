@@ -14,11 +14,11 @@ from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.posttrain.example_batches import GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit
 from sheepop.posttrain.preference import JudgedAnswers
-from sheepop.posttrain.sequences import mean_losses
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.placement import OneDevice
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
+from sheepop.train.validation import mean_losses
 
 # Prompt, answer, and whether the answer is desirable; the answers to a prompt stand together.
 ROWS = [

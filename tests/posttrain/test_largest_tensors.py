@@ -22,8 +22,13 @@ from sheepop.model import ModelConfig, Transformer, build_model, logits
 from sheepop.posttrain.example_batches import GroupBatch, batch_of
 from sheepop.posttrain.example_store import Learnt
 from sheepop.posttrain.policy import AnswerBatch, PolicyObjective, no_numbers
-from sheepop.posttrain.preference import JudgedAnswers, PairwisePreference, PairwiseReward, PreferenceLoss
-from sheepop.posttrain.sequences import FinishedNetwork, answer_log_probabilities
+from sheepop.posttrain.preference import (
+    JudgedAnswers,
+    PairwisePreference,
+    PairwiseReward,
+    PreferenceLoss,
+    answer_log_probabilities,
+)
 from sheepop.posttrain.supervised import Distillation
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
@@ -32,6 +37,7 @@ from sheepop.train.placement import OneDevice
 from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 from sheepop.train.tensor_batch import TensorBatch
+from sheepop.train.validation import FinishedNetwork
 
 V, T, ROWS = 2048, 96, 20  # ROWS of logits at a time, more than a hidden state has numbers
 NETWORK = ModelConfig(vocab_size=V, d_model=16, num_layers=1, num_heads=2, d_ff=32, max_seq_len=T, dropout=0.0)
@@ -103,7 +109,7 @@ KINDS: dict[str, tuple[Callable[[], Objective], Callable[..., Any], Callable[[Tr
     "lora of the vocabulary": (NextToken, examples, lambda model: adapted(model, "embedding", "lm_head")),
     "integers": (NextToken, examples, lambda model: adapted(quantize(model, "int8"), "blocks.*")),
     "teacher": (lambda: Distillation(network().eval(), 0.5, 2.0), examples, lambda model: model),
-    "dpo": (lambda: PairwisePreference(PreferenceLoss("sigmoid", 0.3), 0.1), pairs, lambda model: model),
+    "dpo": (lambda: PairwisePreference([(1.0, PreferenceLoss("sigmoid", 0.3))], 0.1), pairs, lambda model: model),
     "kto": (lambda: JudgedAnswers(0.1, (1.0, 1.5)), pairs, lambda model: model),
     "reward": (lambda: PairwiseReward(0.1, False), pairs, lambda model: with_head(model, REWARD_HEAD)),
     "ppo": (lambda: PolicyObjective(vf_coef=0.5, kl_coef=0.1), answers, lambda model: with_head(model, VALUE_HEAD)),

@@ -12,7 +12,7 @@ from torch import Tensor
 from sheepop.posttrain.policy import bounded_weight_loss, clipped_policy_loss, clipped_value_loss, divergence
 from sheepop.posttrain.preference import (
     Completions,
-    MixedLoss,
+    PairwisePreference,
     PreferenceLoss,
     kto_loss,
     log_odds,
@@ -242,11 +242,10 @@ def test_losses_are_added_with_their_weights() -> None:
     chosen, rejected = completions(1), completions(2)
     kinds = {"sigmoid": 0.8, "ipo": 0.3, "simpo": 1.5}
     losses = {kind: PreferenceLoss(kind, 0.4, margin=0.2) for kind in kinds}  # type: ignore[arg-type]
-    mixed = MixedLoss([(weight, losses[kind]) for kind, weight in kinds.items()])
+    mixed = PairwisePreference([(weight, losses[kind]) for kind, weight in kinds.items()])
     singles = [one_by_one(loss, chosen, rejected) for loss in losses.values()]
     expected = [sum(w * x for w, x in zip(kinds.values(), each, strict=True)) for each in zip(*singles, strict=True)]
-    assert mixed(chosen, rejected).tolist() == pytest.approx(expected, rel=1e-4)
-    assert torch.equal(mixed.rewards(chosen), losses["sigmoid"].rewards(chosen))
+    assert mixed.of_pairs(chosen, rejected).tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_value_loss_takes_the_worse_of_free_and_clipped() -> None:

@@ -18,8 +18,8 @@ from sheepop.posttrain.policy import ADVANTAGES, OLD, REFERENCE, WEIGHTS, Answer
 from sheepop.posttrain.reward_methods import GroupPolicy, ProximalPolicy, token_rewards
 from sheepop.posttrain.rewards import Answer, Written
 from sheepop.posttrain.rollouts import cut_by_tokens
-from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.train.tensor_batch import TensorBatch
+from sheepop.train.validation import FinishedNetwork
 
 LENGTHS, PROMPTS = [5, 9, 3, 7], [2, 4, 1, 3]
 

@@ -390,19 +390,23 @@ def test_labels_are_truths_or_numbers(lines: Lines, label: int) -> None:
     assert row.is_desirable is bool(label)
 
 
-def test_a_call_of_sharegpt_is_a_call(lines: Lines) -> None:
+@pytest.mark.parametrize(
+    ("calls", "replies"),
+    [("function_call", "observation"), ("function-call", "function-response"), ("tool_call", "Tool_Response")],
+)
+def test_a_call_of_sharegpt_is_a_call(lines: Lines, calls: str, replies: str) -> None:
     call = {"name": "weather", "arguments": {"city": "Oslo"}}
     turns = [
         {"from": "human", "value": "Oslo?"},
-        {"from": "function_call", "value": json.dumps(call)},
-        {"from": "observation", "value": "rain"},
+        {"from": calls, "value": json.dumps(call)},
+        {"from": replies, "value": "rain"},
         {"from": "gpt", "value": "It rains."},
     ]
     row = one(lines([{"conversations": turns}]))
     assert row.answer[1] == {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
     assert [message["role"] for message in row.answer] == ["user", "assistant", "tool", "assistant"]
     with pytest.raises(DataError, match=r"conversations\[1\].value: is not a call as JSON text"):
-        one(lines([{"conversations": [turns[0], {"from": "function_call", "value": "weather"}]}]))
+        one(lines([{"conversations": [turns[0], {"from": calls, "value": "weather"}]}]))
 
 
 def test_former_function_calls_are_tool_calls(lines: Lines) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from sheepop.core.errors import TokenizerError
 from sheepop.posttrain.encoding import ExampleEncoder
-from sheepop.posttrain.templates import READY, fitting, named_template
 from sheepop.tokenizer import ByteLevelBPE, ChatTemplate
+from sheepop.tokenizer.ready_templates import READY, fitting, named_template
 
 from .test_encoding import learnt
 from .test_turns import TWO, _rendered

@@ -219,6 +219,9 @@ def test_every_room_shows_what_there_is(watching: Live, runs: dict[str, Path], v
     playwright = pytest.importorskip("playwright.sync_api")
     rows = read_json_lines(RunDirectory(runs["first"]).metrics_file)[0]
     samples = read_json_lines(RunDirectory(runs["first"]).samples_file)[0]
+    judged = {"step": 1, "prompt": "2+2?", "text": " <b>4</b>", "reward": 0.75, "advantage": -0.5}
+    with RunDirectory(runs["second run"]).samples_file.open("a") as file:
+        file.write(json.dumps({**judged, "rewards": {"check.py": 0.75, "judge": None}}) + "\n")
     with playwright.sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 400, "height": 800})
@@ -238,6 +241,9 @@ def test_every_room_shows_what_there_is(watching: Live, runs: dict[str, Path], v
         assert page.locator("pre").first.inner_text().endswith(samples[-1]["text"].rstrip("\n"))
         page.get_by_label("Step", exact=True).first.fill("0")
         assert page.locator("pre").first.inner_text().endswith(samples[0]["text"].rstrip("\n"))
+        page.get_by_role("heading", name="Answers and their rewards").wait_for()
+        assert page.get_by_text("reward 0.7500, advantage -0.5000, check.py 0.7500, judge –").count() == 1
+        assert page.locator("pre", has_text="2+2?").inner_text() == "2+2? <b>4</b>"
         page.get_by_role("button", name="Play").click()
         page.wait_for_selector("text=step 2")
         assert page.locator("td", has_text="training.max_steps").count() == 1

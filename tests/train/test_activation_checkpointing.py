@@ -286,6 +286,9 @@ def test_a_step_needs_its_state_its_activations_and_the_gradient_of_the_head() -
     assert found.state == 4 * weights + (weights // 4 - 50 * 32) * 2
     # The gradient of the head, and the logits of 36 tokens.
     assert found.loss == 4 * 50 * 32 + 36 * 50 * 2
+    # Micro-batches add to one gradient of a large head in place. 32 rows of its logits are 128 MiB: two chunks of 18.
+    large = step_bytes(config.replace(vocab_size=2**21), training, "bf16", 3, 12, "cpu")
+    assert large.loss == 18 * 2**21 * 2
 
 
 def test_the_loss_holds_no_more_logits_than_a_chunk() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,8 +244,18 @@ Ids = NDArray[np.integer[Any]]
 _BLOCK_TOKENS = 2**20
 
 
+class WholeRows(Batch):
+    """Rows with texts that are never cut."""
+
+    def cut(self, length: int) -> Self:
+        """Returns the batch itself; raises ValueError if its rows are longer than `length`."""
+        if self.input_ids.shape[-1] > length:
+            raise ValueError(f"rows of {self.input_ids.shape[-1]} tokens cannot be cut into rows of {length}")
+        return self
+
+
 @dataclass(frozen=True, eq=False)
-class PairBatch(Batch):
+class PairBatch(WholeRows):
     """Targets (B, T) as in `Batch`, and their sources (B, S) int64; `source_mask` (B, S) is False at padding."""
 
     source_ids: NDArray[np.int64]
@@ -285,12 +295,6 @@ class PairBatch(Batch):
     def rows(self, chosen: NDArray[np.int64] | slice) -> PairBatch:
         """The chosen rows, in the given order, padded to the longest of them."""
         return PairBatch.of([self.pair(row) for row in np.arange(len(self.labels))[chosen].tolist()], self.pad_id)
-
-    def cut(self, length: int) -> PairBatch:
-        """Returns the batch itself, as targets are never cut; raises ValueError if they are longer than `length`."""
-        if length < self.input_ids.shape[1]:
-            raise ValueError(f"targets of {self.input_ids.shape[1]} tokens cannot be cut into rows of {length}")
-        return self
 
 
 class PairBatches:

@@ -22,7 +22,7 @@ from sheepop.posttrain.conversations import Question
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.rewards import Writer, Written
 from sheepop.posttrain.rows import Prompt, RowError, Turns, read_rows
-from sheepop.posttrain.templates import template_of
+from sheepop.tokenizer.ready_templates import template_of
 
 _BATCH_SIZE = 32
 

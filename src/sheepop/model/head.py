@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.logits import LossMemory, Places, block_rows, cap, chunk_rows
+from sheepop.model.logits import LossMemory, Places, adds_in_place, block_rows, cap, chunk_rows
 from sheepop.model.loss import (
     LossSums,
     LossTerms,
@@ -19,8 +19,6 @@ from sheepop.model.loss import (
     score_tokens,
 )
 from sheepop.model.native_scoring import score_natively, suits_native_scoring
-
-_LARGE = 2**28  # bytes of a weight of which a second gradient costs more than computing logits again
 
 
 class Judged(NamedTuple):
@@ -82,7 +80,8 @@ class OutputHead(nn.Linear):
         The losses after the first one of a step add to the `grad` of a large weight in place.
         """
         if self._memory is not None and self.weight.requires_grad and self.weight.grad is None:
-            self._memory.weight = self.weight if self.weight.nbytes >= _LARGE else None
+            is_large = adds_in_place(self.weight.nbytes, self.weight.device.type)
+            self._memory.weight = self.weight if is_large else None
             if self._gradient is None:
                 self._gradient = torch.empty_like(self.weight, requires_grad=False)
             self._memory.gradient = self._gradient

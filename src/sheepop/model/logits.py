@@ -29,6 +29,8 @@ _CHUNK_SHARE_CUDA = 32  # a chunk takes at most 1/32 of a GPU's memory: 2.5 GB o
 # Bytes of the rows that go through exponential, sum and scaling together: on a CPU they stay in its cache; on a GPU
 # without a fused kernel they are copied to float32.
 _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+# Bytes of an output weight of which a second gradient costs more than computing logits again.
+_LARGE = 2**28
 # Numbers of a matrix in another format that a product dequantises at a time.
 _PART = {"cpu": 1 << 22}
 _PART_ELSEWHERE = 1 << 26
@@ -73,6 +75,11 @@ class LossMemory:
             return torch.empty_like(weight_VD, dtype=dtype)
         # A new tensor on the same memory, which autograd takes as the gradient without a copy.
         return known.detach()
+
+
+def adds_in_place(weight_bytes: int, device: str) -> bool:
+    """Whether the losses of a step add to one gradient of an output weight, so that a second one never exists."""
+    return device == "cpu" and weight_bytes >= _LARGE
 
 
 def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:

@@ -292,8 +292,7 @@ class TuningConfig(Config):
     """Neighbouring turns of one role become one, with an empty line between their texts; `false` refuses them."""
     batch_tokens: int | None = Field(None, ge=1)
     """Tokens to learn in a step, about, at most a sixteenth of an epoch and, with `training.max_epochs`, a hundredth of
-    the run: it sets `training.global_batch_size` by the
-    mean of the rows; `null` takes that as it is."""
+    the run: it sets `training.global_batch_size` by the mean of the rows; `null` takes that as it is."""
     bad_examples: BadExamples = "refuse"
     """Examples that cannot be learnt: `refuse` the run, or `leave_out` and count them."""
     long_examples: LongExamples = "refuse"
@@ -341,17 +340,14 @@ class TuningConfig(Config):
         return self
 
 
+_WITH_SECTIONS: tuple[Method, ...] = ("reward", "dpo", "ppo", "grpo", "distill")
 _OF_METHODS: dict[str, tuple[Method, ...]] = {
     "neftune_noise_alpha": ("sft",),
     "reference": ("dpo", "ppo", "grpo"),
     "teacher": ("sft",),
     "batch_tokens": ("sft",),
-    "reward": ("reward",),
-    "dpo": ("dpo",),
-    "ppo": ("ppo",),
-    "grpo": ("grpo",),
     "judge": ("ppo", "grpo"),
     "code": ("ppo", "grpo"),
-    "distill": ("distill",),
+    **{name: (name,) for name in _WITH_SECTIONS},
 }
 """The settings that only some methods read."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data import Batch, Batches
-from sheepop.data.batches import IGNORED_LABEL, check_cutting, check_indices
+from sheepop.data.batches import IGNORED_LABEL, WholeRows, check_cutting, check_indices
 from sheepop.posttrain.example_store import ExampleSplit, Learnt
 
 
@@ -57,16 +57,6 @@ class PackedExamples:
         return batch_of(rows, self.max_length, self._pad_id)
 
 
-class _WholeRows(Batch):
-    """Rows padded to the longest of them, which are never cut."""
-
-    def cut(self, length: int) -> Batch:
-        """Returns the batch unchanged; raises ValueError for longer rows."""
-        if self.input_ids.shape[1] > length:
-            raise ValueError(f"rows of {self.input_ids.shape[1]} tokens cannot be cut into rows of {length}")
-        return self
-
-
 class PaddedExamples:
     """Sample i is example i, padded to the longest of its batch."""
 
@@ -84,8 +74,7 @@ class PaddedExamples:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples).tolist()
         length = int(self._split.lengths[indices].max(initial=1))
-        made = batch_of([[self._split.example(index)] for index in indices], length, self._pad_id)
-        return _WholeRows(made.input_ids, made.labels, made.positions, made.document_ids, made.has_boundaries)
+        return batch_of([[self._split.example(index)] for index in indices], length, self._pad_id)
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
@@ -109,7 +98,7 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
     return rows
 
 
-def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batch:
+def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> WholeRows:
     """Rows of `length` tokens, each with its examples one after the other and padding at the end."""
     shape = (len(rows), length)
     input_ids, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
@@ -128,11 +117,11 @@ def batch_of(rows: Sequence[Sequence[Learnt]], length: int, pad_id: int) -> Batc
         has_boundaries |= len(examples) > 1
     columns = np.arange(length, dtype=np.int64)
     starts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
-    return Batch(input_ids, labels, columns - starts, np.cumsum(begins, axis=1, dtype=np.int64) - 1, has_boundaries)
+    return WholeRows(input_ids, labels, columns - starts, np.cumsum(begins, axis=1, dtype=np.int64) - 1, has_boundaries)
 
 
 @dataclass(frozen=True, eq=False)
-class GroupBatch(Batch):
+class GroupBatch(WholeRows):
     """P groups of G answers with their prompts: arrays are (P, G, T), with padding at the end.
 
     `lengths` (P, G) counts the tokens without padding, `values` (P,) are those of the groups, and `reference` (P, G)
@@ -155,10 +144,6 @@ class GroupBatch(Batch):
         cut = (array[chosen][..., : int(lengths.max(initial=1))] for array in self._arrays())
         input_ids, labels, positions, documents = cut
         return GroupBatch(input_ids, labels, positions, documents, self.has_boundaries, lengths, values, reference)
-
-    def cut(self, length: int) -> Batch:
-        """Returns the batch unchanged: groups are never longer than rows may be."""
-        return self
 
 
 class GroupedExamples:

@@ -29,7 +29,7 @@ from sheepop.core.files import read_json, sha256_file, write_json
 from sheepop.data.record_files import file_of
 from sheepop.posttrain.config import BadExamples, LongExamples
 from sheepop.posttrain.encoding import Example, ExampleEncoder
-from sheepop.posttrain.rows import Row, RowError, Supervised, read_rows
+from sheepop.posttrain.rows import FIRST_PROBLEMS, Row, RowError, Supervised, read_rows
 
 FORMAT, FORMAT_VERSION = "sheepop-examples", 1
 TOKENS = "tokens"
@@ -42,7 +42,6 @@ _TYPES: dict[str, Any] = {
     "values": np.dtype("<f4"),
 }
 _FIELDS = "fields.jsonl"
-_FIRST_PROBLEMS = 5
 
 
 class Learnt(NamedTuple):
@@ -119,7 +118,14 @@ class ExampleStore:
     @classmethod
     def open(cls, directory: Path) -> ExampleStore:
         """Opens and verifies a store; raises `DataError` naming the missing, damaged or newer file."""
-        found = read_example_manifest(directory)
+        found = read_json(directory / _MANIFEST, DataError)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise DataError(f"{directory / _MANIFEST} does not describe examples.")
+        if found.get("format_version") != FORMAT_VERSION:
+            raise DataError(
+                f"{directory} has format version {found.get('format_version')} of examples; this SheepOp reads "
+                f"{FORMAT_VERSION}. Install a newer SheepOp."
+            )
         splits = []
         for split in ("train", "validation"):
             arrays = {}
@@ -149,19 +155,6 @@ class ExampleStore:
     def longest(self) -> int:
         """The tokens of the longest example of both splits."""
         return int(max(split.lengths.max(initial=1) for split in (self.train, self.validation)))
-
-
-def read_example_manifest(directory: Path) -> dict[str, Any]:
-    """Reads the manifest of a store; raises `DataError` if it is missing, damaged or of another format."""
-    found = read_json(directory / _MANIFEST, DataError)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise DataError(f"{directory / _MANIFEST} does not describe examples.")
-    if found.get("format_version") != FORMAT_VERSION:
-        raise DataError(
-            f"{directory} has format version {found.get('format_version')} of examples; this SheepOp reads "
-            f"{FORMAT_VERSION}. Install a newer SheepOp."
-        )
-    return found
 
 
 def build_examples(
@@ -277,7 +270,7 @@ class _Writer:
     def bad(self, problem: str) -> None:
         """Counts an example that cannot be learnt."""
         self._counts["bad"] += 1
-        if len(self._problems) < _FIRST_PROBLEMS:
+        if len(self._problems) < FIRST_PROBLEMS:
             self._problems.append(problem)
 
     def finish(self, files: dict[str, list[Path]], num_rows: dict[str, int], *, asks_to_hold_out: bool) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from sheepop.adapt.scalar_head import VALUE_HEAD, VALUE_MODEL, scalar_head
 from sheepop.core.facts import counted
 from sheepop.data import Batch
+from sheepop.data.batches import WholeRows
 from sheepop.model import IGNORE_INDEX, LossSums
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
@@ -28,7 +29,7 @@ VALUES, RETURNS = "old_values", "returns"
 
 
 @dataclass(frozen=True, eq=False)
-class AnswerBatch(Batch):
+class AnswerBatch(WholeRows):
     """Answers of a policy after their prompts, padded at the end, with named `numbers` (B, T) for each label.
 
     A row is one document, or several if the policy has read parts of a conversation anew.
@@ -69,10 +70,6 @@ class AnswerBatch(Batch):
             {name: values[chosen][:, :length] for name, values in self.numbers.items()},
             self.document_ids[chosen][:, :length],
         )
-
-    def cut(self, length: int) -> Batch:
-        """Returns the batch unchanged: answers are never cut."""
-        return self
 
 
 def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:

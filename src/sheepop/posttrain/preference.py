@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sheepop.adapt.scalar_head import REWARD_HEAD, scalar_head
 from sheepop.core.facts import counted
-from sheepop.data import Batch
-from sheepop.model import LossSums, Transformer
+from sheepop.data import Batch, Batches
+from sheepop.model import IGNORE_INDEX, LossSums, Transformer
 from sheepop.posttrain.config import REFERENCE_FREE, PreferenceKind
-from sheepop.posttrain.sequences import MeanLosses, answer_log_probabilities, last_states
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.placement import Network
+from sheepop.train.precision import autocast
 from sheepop.train.tensor_batch import TensorBatch
-from sheepop.train.validation import Scores
+from sheepop.train.validation import FinishedNetwork, MeanLosses, Scores
 
 _BINS = 10  # of the confidence of a reward model
 
@@ -102,21 +103,6 @@ class PreferenceLoss:
         return self.beta * (completions.means if reference_free else completions.log_ratios).detach()
 
 
-@dataclass(frozen=True)
-class MixedLoss:
-    """A weighted sum of several losses; rewards are those of the first."""
-
-    parts: Sequence[tuple[float, PreferenceLoss]]
-
-    def __call__(self, chosen: Completions, rejected: Completions) -> Tensor:
-        """The loss of each pair (P,)."""
-        return torch.stack([weight * loss(chosen, rejected) for weight, loss in self.parts]).sum(0)
-
-    def rewards(self, completions: Completions) -> Tensor:
-        """The implicit rewards of completions (P,) in the first loss."""
-        return self.parts[0][1].rewards(completions)
-
-
 def log_odds(log_probabilities: Tensor) -> Tensor:
     """``log(p / (1 - p))`` for log p below 0, exact near 0 and 1."""
     return log_probabilities - torch.log(-torch.expm1(log_probabilities))
@@ -179,7 +165,8 @@ class PreferenceScores(Scores):
 
 def preference_metrics(measured: Mapping[str, Tensor], count: int) -> dict[str, float]:
     """Means from the sums that the objectives measure: rewards of both sides, and the share in the right order."""
-    chosen, rejected = (_mean(measured, side) for side in ("chosen", "rejected"))
+    sums = (measured[side].tolist() for side in ("chosen", "rejected"))
+    chosen, rejected = (float(total / max(1, number)) for total, number in sums)
     return {
         "accuracy": float(measured["right"]) / max(1, count),
         "margin": chosen - rejected,
@@ -188,19 +175,43 @@ def preference_metrics(measured: Mapping[str, Tensor], count: int) -> dict[str, 
     }
 
 
-def _mean(measured: Mapping[str, Tensor], side: str) -> float:
-    total, count = measured[side].tolist()
-    return float(total / max(1, count))
+def _measured(chosen: Tensor, rejected: Tensor, right: Tensor) -> dict[str, Tensor]:
+    """Sums for `preference_metrics`: of the rewards of both sides with their numbers, and of what is `right`."""
+    sides = {"chosen": chosen, "rejected": rejected}
+    sums = {name: torch.stack((side.sum(), side.new_tensor(len(side)))) for name, side in sides.items()}
+    return {"right": right.sum().float(), **sums}
 
 
-def rewards_measured(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """Sums over pairs for `preference_metrics`, from the rewards (P,) of both sides."""
-    count = torch.full((), float(len(chosen)), device=chosen.device)
-    return {
-        "right": (chosen > rejected).sum().float(),
-        "chosen": torch.stack((chosen.sum(), count)),
-        "rejected": torch.stack((rejected.sum(), count)),
-    }
+def answer_log_probabilities(network: Network, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    """``log pi(y | x)`` of answers y, summed in float32, and their lengths in tokens.
+
+    Both are (P, G) for P groups of G answers, (P,) for P rows.
+    """
+    labels = batch.labels.flatten(0, -2)
+    log_p = network.head.log_probabilities(network.hidden_states(batch.rows), labels, batch.supervised)
+    shape = batch.labels.shape[:-1]
+    return log_p.sum(-1).view(shape), (labels != IGNORE_INDEX).sum(-1).view(shape)
+
+
+@torch.no_grad()
+def log_probabilities_of(
+    model: Transformer,
+    batches: Batches,
+    *,
+    batch_size: int,
+    precision: str,
+    device: str,
+    on_batch: Callable[[int], None] = lambda done: None,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The log-probabilities (groups, G) of all answers of a split under a finished model, without gradients."""
+    found, network = [], FinishedNetwork(model)
+    for start in range(0, batches.num_samples, batch_size):
+        indices = np.arange(start, min(batches.num_samples, start + batch_size))
+        batch = TensorBatch.from_numpy(batches.batch(indices), device)
+        with autocast(device, precision):
+            found.append(answer_log_probabilities(network, batch)[0].float().cpu())
+        on_batch(len(indices))
+    return torch.cat(found).numpy() if found else np.zeros((0, 2), np.float32)
 
 
 class _PreferenceObjective(Objective):
@@ -211,22 +222,24 @@ class _PreferenceObjective(Objective):
         return len(batch.input_ids)
 
     def metrics(self, losses: StepLoss) -> dict[str, Any]:
-        """Rewards, their margin, and the share of pairs in the right order.
-
-        An answer with a label counts as right if its reward is positive when desirable, else negative.
-        """
+        """Rewards, their margin, and the share in the right order; of answers with labels, that with the right sign."""
         return preference_metrics(losses.measured, losses.num_tokens)
 
 
 @dataclass(frozen=True)
 class PairwisePreference(_PreferenceObjective):
-    """A loss of the DPO family, a mean over pairs.
+    """The sum of weighted losses of the DPO family, a mean over pairs; the rewards measured are those of the first.
 
     `supervised_weight` a adds ``-a log pi(chosen) / |chosen|`` to the loss of a pair (Pang et al. 2024, eq. 2).
     """
 
-    loss: PreferenceLoss | MixedLoss
+    losses: Sequence[tuple[float, PreferenceLoss]]
     supervised_weight: float = 0.0
+
+    def of_pairs(self, chosen: Completions, rejected: Completions) -> Tensor:
+        """The loss of each pair (P,)."""
+        found = torch.stack([weight * loss(chosen, rejected) for weight, loss in self.losses]).sum(0)
+        return found - self.supervised_weight * chosen.means if self.supervised_weight else found
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sum of the losses of all pairs, in one forward pass over both answers."""
@@ -236,11 +249,9 @@ class PairwisePreference(_PreferenceObjective):
             Completions(log_p[:, side], None if reference is None else reference[:, side], lengths[:, side])
             for side in (0, 1)
         )
-        losses = self.loss(chosen, rejected)
-        if self.supervised_weight:
-            losses = losses - self.supervised_weight * chosen.means
-        total = losses.sum()
-        return LossSums(total, total.detach(), rewards_measured(self.loss.rewards(chosen), self.loss.rewards(rejected)))
+        total = self.of_pairs(chosen, rejected).sum()
+        better, worse = (self.losses[0][1].rewards(each) for each in (chosen, rejected))
+        return LossSums(total, total.detach(), _measured(better, worse, better > worse))
 
 
 @dataclass(frozen=True)
@@ -275,12 +286,8 @@ class JudgedAnswers(_PreferenceObjective):
         desirable = batch.given["values"] > 0
         total = kto_loss(own, desirable, self.divergence, beta=self.beta, weights=self.weights).sum()
         rewards = self.beta * own.log_ratios.detach()
-        sides = {
-            name: torch.stack((rewards[chosen].sum(), chosen.sum().float()))
-            for name, chosen in (("chosen", desirable), ("rejected", ~desirable))
-        }
-        right = torch.where(desirable, rewards > 0, rewards < 0).sum().float()
-        return LossSums(total, total.detach(), {"right": right, **sides})
+        right = torch.where(desirable, rewards > 0, rewards < 0)
+        return LossSums(total, total.detach(), _measured(rewards[desirable], rewards[~desirable], right))
 
 
 def pairwise_reward_loss(
@@ -307,11 +314,15 @@ class PairwiseReward(_PreferenceObjective):
 
     def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
         """The sum of the losses of all pairs, in one forward pass over both answers."""
-        chosen, rejected = scalar_head(network.modules, REWARD_HEAD)(last_states(network, batch)).unbind(1)
+        hidden = network.hidden_states(batch.rows)  # (P G, T, D)
+        last = (batch.given["lengths"].flatten() - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        states = hidden.gather(1, last).view(*batch.labels.shape[:2], -1)
+        chosen, rejected = scalar_head(network.modules, REWARD_HEAD)(states).unbind(1)
         margin = batch.given["values"] if self.margins else 0.0
         total = pairwise_reward_loss(chosen, rejected, margin=margin, centring=self.centring).sum()
         found = chosen.detach(), rejected.detach()
-        return LossSums(total, total.detach(), rewards_measured(*found) | {"calibration": _calibration(*found)})
+        measured = _measured(*found, chosen > rejected)
+        return LossSums(total, total.detach(), measured | {"calibration": _calibration(*found)})
 
 
 def _calibration(chosen: Tensor, rejected: Tensor) -> Tensor:

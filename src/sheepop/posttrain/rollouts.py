@@ -35,11 +35,11 @@ from sheepop.posttrain.policy import (
 )  # fmt: skip
 from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.rewards import Writer, Written
-from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Network, Placement
 from sheepop.train.source import PreparedStep, StepSource
 from sheepop.train.tensor_batch import TensorBatch
+from sheepop.train.validation import FinishedNetwork
 
 # The most times that prompts are drawn before a rollout goes on with fewer answers.
 _MOST_DRAWS = 4

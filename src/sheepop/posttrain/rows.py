@@ -30,7 +30,7 @@ Turns = str | tuple[Message, ...]
 LEARNT_KEYS = {"weight", "train"}
 """The keys of a message that say whether its answer is learnt."""
 _PLAIN = ("messages", "prompt", "completion", "chosen", "rejected")
-_FIRST_PROBLEMS = 5
+FIRST_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def read_rows(
                 if on_bad is not None:
                     on_bad(f"{place}: {error}")
                     continue
-                num_bad, problems = num_bad + 1, [*problems, f"{place}: {error}"][:_FIRST_PROBLEMS]
+                num_bad, problems = num_bad + 1, [*problems, f"{place}: {error}"][:FIRST_PROBLEMS]
                 continue
             if not num_bad:
                 yield row
@@ -247,16 +247,14 @@ def _prompt(found: Mapping[str, Any], place: str) -> Prompt:
     known = known.get("content") if isinstance(known, dict) else known
     if known is not None and others.setdefault("reference", known) != known:
         raise RowError("reference: is there, but the answer of the line takes its place; leave out one")
-    if "messages" in found:
-        return Prompt(place, _conversation(messages, "messages", ends_with=("user", "tool")), others, tools)
-    if "prompt" not in found:
+    name, asked = ("messages", messages) if "messages" in found else ("prompt", found.get("prompt"))
+    if asked is None:
         raise RowError("has no prompt")
-    prompt = found["prompt"]
-    if isinstance(prompt, str):
-        if not prompt.strip():
+    if name == "prompt" and isinstance(asked, str):
+        if not asked.strip():
             raise RowError("prompt: is empty")
-        return Prompt(place, prompt, others)
-    return Prompt(place, _conversation(prompt, "prompt", ends_with=("user", "tool")), others, tools)
+        return Prompt(place, asked, others)
+    return Prompt(place, _conversation(asked, name, ends_with=("user", "tool")), others, tools)
 
 
 def _with_both_sides(turns: list[Message], changed: Counter[str], *, ends_open: bool) -> list[Message]:

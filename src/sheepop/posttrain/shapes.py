@@ -12,11 +12,18 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 Fields = Mapping[str, Any]
+_CALLS = ("function_call", "tool_call")
+# Senders of ShareGPT by their roles, in small letters and with underscores.
 _SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-    "bot": "assistant", "model": "assistant", "function_call": "assistant", "system": "system", "tool": "tool",
-    "observation": "tool",
-}  # fmt: skip
+    sender: role
+    for role, senders in {
+        "user": ("human", "user"),
+        "assistant": ("gpt", "chatgpt", "assistant", "bot", "model", *_CALLS),
+        "system": ("system",),
+        "tool": ("tool", "function", "observation", "function_response", "tool_response"),
+    }.items()
+    for sender in senders
+}
 _HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
@@ -53,12 +60,13 @@ def _sharegpt(fields: Fields) -> Fields:
         if "role" in turn:
             messages.append(turn)
             continue
-        sender = turn.get("from")
-        role = _SHAREGPT_ROLES.get(str(sender))
+        sender = str(turn.get("from")).lower().replace("-", "_")
+        role = _SHAREGPT_ROLES.get(sender)
         if role is None:
-            raise NoShapeError(f"conversations[{number}].from: is {sender!r}, not one of {', '.join(_SHAREGPT_ROLES)}")
+            known = ", ".join(_SHAREGPT_ROLES)
+            raise NoShapeError(f"conversations[{number}].from: is {turn.get('from')!r}, not one of {known}")
         message = {**_rest(turn, "from", "value"), "role": role, "content": turn.get("value")}
-        messages.append(_call(message, f"conversations[{number}].value") if sender == "function_call" else message)
+        messages.append(_call(message, f"conversations[{number}].value") if sender in _CALLS else message)
     return {**_rest(fields, "conversations"), "messages": messages}
 
 

@@ -22,7 +22,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.accounting.cost import training_bytes
 from sheepop.model.accounting.saved_activations import Activations, Mode, count_activations, kept_operations
-from sheepop.model.logits import logits_bytes
+from sheepop.model.logits import adds_in_place, logits_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
 
@@ -125,10 +125,11 @@ def step_bytes(
 ) -> StepBytes:
     """The memory of a step on micro-batches of `rows` sequences of `length` tokens.
 
-    The loss needs the gradient of the head and some logits. The gradient of the hidden states is counted with the
-    activations outside the blocks.
+    The loss needs some logits, and a second gradient of the head unless it is added to the first in place. The gradient
+    of the hidden states is counted with the activations outside the blocks.
     """
     head = 4 * model.vocabulary * model.d_model
+    head = 0 if adds_in_place(head, device) else head
     logits = logits_bytes(rows * length, model.vocabulary, torch_dtype(precision), device)
     return StepBytes(
         count_activations(model, rows, length, precision=precision, device=device),

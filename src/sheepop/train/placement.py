@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import StoredWeight
+from sheepop.core.device import return_freed_memory
 from sheepop.model import LossSums, Outputs, Transformer
 from sheepop.model.experts import Routing
 from sheepop.model.head import OutputHead
+from sheepop.model.logits import adds_in_place
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.ranks import ALONE
@@ -172,6 +174,7 @@ class OneDevice(Placement):
         working |= computing_in(model, dtype or torch.float32)
         self._modules = model.sharing_copy(working).train()
         self._place_head(dtype)
+        self._returns_memory = adds_in_place(self.head.weight.nbytes, device)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
         # An embedding with an adapter returns their sum, in the data type of its frozen weight.
         if type(model.embedding) is nn.Embedding and (dtype is not None or sparse):
@@ -195,8 +198,17 @@ class OneDevice(Placement):
         self.head.begin_step()
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """Computes the micro-batches in turn."""
-        return [pass_of(number, batch, self).back() for number, batch in enumerate(batches)]
+        """Computes the micro-batches in turn.
+
+        On a CPU a model with a large vocabulary begins each of them with no freed memory: the activations of one and
+        the gradients of the next have other sizes, so that pieces of freed memory between them add up.
+        """
+        found = []
+        for number, batch in enumerate(batches):
+            if self._returns_memory:
+                return_freed_memory()
+            found.append(pass_of(number, batch, self).back())
+        return found
 
     def unscale(self, scale: float) -> None:
         """Divides all gradients by `scale`."""

@@ -1,20 +1,24 @@
-"""Scores of a model on the held-out split; for text: loss, perplexity, next-token accuracy, bits per byte."""
+"""Scores of a model on the held-out split: the mean of an objective; for text loss, perplexity, bits per byte."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sheepop.core.facts import counted
 from sheepop.data import Batches
-from sheepop.model import IGNORE_INDEX, Transformer
+from sheepop.model import IGNORE_INDEX, Outputs, Transformer
+from sheepop.model.head import OutputHead
 from sheepop.parallel.ranks import ALONE, Ranks
+from sheepop.train.objective import Objective
+from sheepop.train.placement import Network
 from sheepop.train.precision import autocast
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -128,3 +132,80 @@ def validate(
         tokens=num_tokens,
         bytes=num_bytes,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedNetwork(Network):
+    """A model that is not trained, as a `Network` for objectives."""
+
+    model: Transformer
+
+    @property
+    def head(self) -> OutputHead:
+        """The output head of the model."""
+        return self.model.lm_head
+
+    @property
+    def modules(self) -> Transformer:
+        """The model."""
+        return self.model
+
+    def run(self, inputs: Mapping[str, Any]) -> Outputs:
+        """The outputs of a forward pass."""
+        return self.model.run(**inputs)
+
+    def hidden_states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The hidden states of a forward pass."""
+        return self.run(inputs).hidden_states
+
+
+@dataclass(frozen=True, eq=False)
+class MeanLosses:
+    """The mean loss of an objective over a split, the `count` it is a mean over, and the sums of its other measures."""
+
+    loss: float
+    count: int
+    measured: Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def mean_losses(
+    model: Transformer,
+    objective: Objective,
+    batches: Batches,
+    *,
+    batch_size: int,
+    precision: str,
+    device: str,
+    max_tokens: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
+) -> MeanLosses:
+    """Computes `objective` for a finished model on the samples of a split, or on about `max_tokens` spread evenly.
+
+    Calls `on_batch` with the number of samples in each batch. Several `ranks` share the samples.
+    """
+    chosen = scored_samples(batches, max_tokens)[ranks.rank :: ranks.size]
+    network, total, supervised = FinishedNetwork(model), 0.0, 0
+    measured: dict[str, Tensor] = {}
+    cuts = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
+    with autocast(device, precision):
+        read = (TensorBatch.from_numpy(batches.batch(cut), device) for cut in cuts)
+        objective = objective.of_step(network, read, ranks.total)
+    for cut in cuts:
+        samples = batches.batch(cut)
+        with autocast(device, precision):
+            sums = objective.loss_sums(network, TensorBatch.from_numpy(samples, device))
+        total += sums.cross_entropy.item()
+        supervised += objective.supervised(samples)
+        for name, value in sums.measured.items():
+            measured[name] = value.double() + measured.get(name, 0.0)
+        if on_batch is not None:
+            on_batch(len(samples.labels))
+    if ranks.are_several:
+        total, supervised = ranks.total(torch.tensor([total, supervised], dtype=torch.float64)).tolist()
+        # If any rank has samples, the first one has.
+        shapes = ranks.told({name: list(value.shape) for name, value in measured.items()})
+        nothing = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        measured = {name: ranks.total(measured.get(name, value)) for name, value in nothing.items()}
+    return MeanLosses(total / max(1, supervised), int(supervised), measured)

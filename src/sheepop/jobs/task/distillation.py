@@ -22,12 +22,12 @@ from sheepop.posttrain.policy import RewardScores
 from sheepop.posttrain.reward_methods import RewardMethod
 from sheepop.posttrain.rewards import Written
 from sheepop.posttrain.rollouts import padded
-from sheepop.posttrain.sequences import FinishedNetwork
 from sheepop.posttrain.supervised import Distillation
 from sheepop.train import Scores
 from sheepop.train.objective import Objective, with_experts
 from sheepop.train.precision import autocast, working_dtype
 from sheepop.train.tensor_batch import TensorBatch
+from sheepop.train.validation import FinishedNetwork
 
 
 class _AllAnswers(RewardMethod):

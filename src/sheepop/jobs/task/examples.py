@@ -37,8 +37,8 @@ from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.example_batches import ExampleRows, PackedExamples, PaddedExamples
 from sheepop.posttrain.example_store import TOKENS, ExampleSplit, ExampleStore, build_examples
 from sheepop.posttrain.rows import Row, Supervised
-from sheepop.posttrain.templates import READY, default_template, fitting, named_template
 from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates, load_tokenizer
+from sheepop.tokenizer.ready_templates import READY, default_template, fitting, named_template
 
 _SAMPLES, _LOOKED_AT = 3, 100
 TOKENIZER = "tokenizer"  # the folder of a run's examples for the tokenizer with the chat template of the tuned model
@@ -126,8 +126,7 @@ class ExampleTask(Task):
         """The given length of rows, or one that holds the longest example, in whole units of `_ROW_UNIT` tokens."""
         if self.config.data.max_length is not None:
             return self.row_length
-        warmup, parallel = dict(self.config.training.sequence_length_warmup).values(), self.config.parallel
-        unit = math.lcm(_ROW_UNIT, parallel.tensor * parallel.context, *warmup)
+        unit = math.lcm(_ROW_UNIT, self.config.parallel.tensor * self.config.parallel.context)
         return min(-(-self.needed_length(store) // unit) * unit, self.row_length)
 
     def needed_length(self, store: ExampleStore) -> int:

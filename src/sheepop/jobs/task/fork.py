@@ -15,6 +15,7 @@ from sheepop.checkpoint.model_description import read_adapter_config, read_quant
 from sheepop.checkpoint.model_form import copy_base
 from sheepop.checkpoint.model_kind import BASE
 from sheepop.core.errors import CheckpointError, ConfigError
+from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.model import ModelConfig
@@ -68,8 +69,8 @@ class Fork:
             copy_base(directory, target)
         elif self.is_quantised:
             raise CheckpointError(
-                f"{directory} holds an adapter on integer weights, and no second one can be added to it. Start from "
-                "the model without the adapter."
+                f"{directory} holds an adapter on integer weights, and no second one can be added to it. Merge it into "
+                f"floats, and start from these: {typed('export', self.path, '--merge', '--output', 'FLOATS')}"
             )
         else:
             loaded = self.loaded

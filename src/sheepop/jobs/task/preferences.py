@@ -23,19 +23,19 @@ from sheepop.posttrain.example_batches import ExampleRows, GroupedExamples
 from sheepop.posttrain.example_store import ExampleSplit, ExampleStore
 from sheepop.posttrain.preference import (
     JudgedAnswers,
-    MixedLoss,
     PairwisePreference,
     PairwiseReward,
     PreferenceLoss,
     PreferenceScores,
+    log_probabilities_of,
     reward_scores,
 )
 from sheepop.posttrain.rows import Judged, Preference, Row
-from sheepop.posttrain.sequences import MeanLosses, log_probabilities_of, mean_losses
 from sheepop.train import Scores
 from sheepop.train.objective import Objective
 from sheepop.train.placement import Placement
 from sheepop.train.source import StepSource
+from sheepop.train.validation import MeanLosses, mean_losses
 
 _REFERENCE = "reference_log_probabilities.safetensors"
 
@@ -92,7 +92,7 @@ class PreferenceTask(ExampleTask):
             (weight, PreferenceLoss(kind, dpo.beta, dpo.label_smoothing, dpo.margin))
             for kind, weight in dpo.losses.items()
         ]
-        return PairwisePreference(MixedLoss(parts), dpo.supervised_weight)
+        return PairwisePreference(parts, dpo.supervised_weight)
 
     def source(self, objective: Objective, placement: Placement) -> StepSource:
         """The batches of the schedule, after the reference has scored their answers."""

@@ -25,9 +25,9 @@ from sheepop.jobs.task.examples import TOKENIZER, ExampleTask, require_examples,
 from sheepop.jobs.task.fork import Fork
 from sheepop.posttrain.encoding import Example, ExampleEncoder
 from sheepop.posttrain.rows import RowError, read_rows
-from sheepop.posttrain.templates import READY
 from sheepop.report import data_size
 from sheepop.tokenizer import Tokenizer, chat_templates, load_tokenizer
+from sheepop.tokenizer.ready_templates import READY
 from sheepop.train.activation_checkpointing import usable_memory
 from sheepop.train.budget import most_steps
 

@@ -9,6 +9,16 @@ const CHARTS = {
   "Tokens per second": [["train", "tokens_per_second"]], "Memory, MB": [["train", "memory_bytes", 1e-6]],
   "Busy processor cores": [["train", "busy_cores"]],
 };
+// Of runs that learn from rewards or from pairs; each is drawn where a row has its numbers.
+const ANSWER_CHARTS = {
+  Reward: [["train", "reward"], ["validation", "reward"]], "Margin of rewards": [["train", "margin"], ["validation", "margin"]],
+  "Tokens of an answer": [["train", "length"], ["validation", "length"]], "Divergence from the reference": [["train", "divergence"]],
+};
+const TEXTS = [
+  ["What it writes", "The same prompt (bold) at several steps. Move the slider to see the model learn.", "Step", (row) => !row.rewards],
+  ["Answers and their rewards", "Answers that a step learnt from, behind their prompts (bold). Those with an advantage above 0 become likelier.",
+    "Step of the answers", (row) => row.rewards],
+];
 const AXES = { step: "Steps", tokens: "Tokens", seconds: "Seconds" };
 const [LIVE, IDLE] = [2000, 15000]; // milliseconds between updates while a run trains, and while none does
 
@@ -51,9 +61,12 @@ export async function open(page) {
 
   function drawCurves() {
     const axis = along.select.value;
-    const scores = new Set(shown().flatMap((name) => known.get(name).rows.filter((row) => row.split === "evaluation")
-      .flatMap((row) => Object.keys(row).filter((key) => key.includes("/")))));
-    const charts = { ...CHARTS, ...Object.fromEntries([...scores].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]])) };
+    const rows = shown().flatMap((name) => known.get(name).rows);
+    const scores = new Set(rows.filter((row) => row.split === "evaluation").flatMap((row) => Object.keys(row).filter((key) => key.includes("/"))));
+    const evaluations = [...scores].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]]);
+    const answers = Object.entries(ANSWER_CHARTS).filter(([, parts]) =>
+      parts.some(([split, key]) => rows.some((row) => row.split === split && row[key] != null)));
+    const charts = { ...CHARTS, ...Object.fromEntries([...answers, ...evaluations]) };
     curves.replaceChildren(...heading("Curves", "Solid lines are training text, dashed ones held-out text. A point is a logged step, "
       + "or the mean of several if there are many."), element("div", { className: "charts" }, ...Object.entries(charts).map(([title, parts]) =>
       chart(title, shown().flatMap((name, colour) => parts.map(([split, key, factor = 1]) => ({
@@ -81,28 +94,29 @@ export async function open(page) {
 
   async function drawTexts() {
     const found = await Promise.all(shown().map(async (name) => [name, await get(`runs/${encodeURIComponent(name)}/samples`)]));
+    texts.replaceChildren(...TEXTS.flatMap(([title, words, label, belongs]) =>
+      written(title, words, label, found.map(([name, rows]) => [name, rows.filter(belongs)]))));
+  }
+
+  function written(title, words, label, found) {
     const steps = [...new Set(found.flatMap(([, rows]) => rows.map((row) => row.step)))].sort((a, b) => a - b);
-    if (!steps.length) {
-      texts.replaceChildren();
-      return;
-    }
-    const at = element("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, ariaLabel: "Step" });
+    if (!steps.length) return [];
+    const at = element("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, ariaLabel: label });
     const told = element("span", { className: "shape" }), made = element("div", { className: "beside" });
     const show = () => {
       const step = steps[Number(at.value)];
       told.textContent = `step ${step.toLocaleString("en")}`;
       made.replaceChildren(...found.map(([name, rows]) => {
         const last = rows.findLast((row) => row.step <= step)?.step;
-        const written = rows.filter((row) => row.step === last);
+        const texts = rows.filter((row) => row.step === last);
         return element("div", {}, element("p", { className: "shape" }, last == null ? `${name}: nothing yet` : `${name}, step ${last}`),
-          ...written.flatMap((row) => [element("pre", {}, element("b", {}, row.prompt), row.text),
+          ...texts.flatMap((row) => [element("pre", {}, element("b", {}, row.prompt), row.text),
             ...(row.rewards ? [element("p", { className: "shape" }, rewarded(row))] : [])]));
       }));
     };
     at.addEventListener("input", show);
     show();
-    texts.replaceChildren(...heading("What it writes", "The same prompt (bold) at several steps. Move the slider to see the model learn."),
-      element("div", { className: "knobs" }, element("label", {}, "Step", at), told), made);
+    return [...heading(title, words), element("div", { className: "knobs" }, element("label", {}, "Step", at), told), made];
   }
 
   async function drawPictures() {

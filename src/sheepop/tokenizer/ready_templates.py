@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sheepop.core.errors import TokenizerError
-from sheepop.tokenizer import ChatTemplate, Tokenizer, chat_templates
+from sheepop.tokenizer.chat import ChatTemplate, chat_templates
+from sheepop.tokenizer.interface import Tokenizer
 from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
 
 
