@@ -102,6 +102,14 @@ def test_progress_away_from_a_terminal_is_a_line_every_five_seconds(clock: Clock
     ]
 
 
+def test_a_task_that_was_longer_than_expected_has_no_time_left(clock: Clock):
+    file = io.StringIO()
+    with Console(file=file).progress("Compressing", 10.0, "MB") as progress:
+        clock.now += 6
+        progress.advance(10.01)
+    assert file.getvalue() == "Compressing: 100% (10 of 10 MB), 0 s left\n"
+
+
 def test_the_time_left_is_shown_once_enough_is_done_to_tell_it(clock: Clock):
     file = io.StringIO()
     with Console(file=file).progress("Reading", 1_000, "MB", done=500) as progress:
