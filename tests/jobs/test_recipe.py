@@ -65,7 +65,7 @@ def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:
 
 
 def test_four_layers_begin_where_they_are_better_than_two() -> None:
-    """By the measurements in bench/results/minutes.md: worse after 1.6e13 operations in the loop, better after 3.5e13."""
+    """By bench/results/minutes.md: worse after 1.6e13 operations in the loop, better after 3.5e13."""
     layers = {
         operations: choose_size(operations / 300, MINUTES, 10**12).num_layers
         for operations in (1e13, 1.6e13 / 0.85, 3.5e13 / 0.85)

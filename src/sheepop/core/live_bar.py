@@ -94,7 +94,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class FactPanel:
-    """Facts in as many columns as fit the width; below them wide facts, each on its own lines, and texts side by side."""
+    """Facts in as many columns as fit the width; below them wide facts, each on own lines, and texts side by side."""
 
     def __init__(self, facts: Sequence[Fact | Text]) -> None:
         self._facts = [fact for fact in facts if isinstance(fact, Fact)]
