@@ -20,6 +20,7 @@ from sheepop.core.device import resolve_device
 from sheepop.jobs.bench import measure_training
 from sheepop.model import ModelConfig
 from sheepop.model.accounting.cost import num_parameters
+from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import check_precision, choose_matrix_arithmetic
 
 
@@ -69,7 +70,7 @@ def main() -> None:
         device,
         options.precision,
         options.seconds,
-        rows=options.rows,
+        training=TrainingConfig(global_batch_size=options.rows),
         longest=options.length,
         compiled=options.compile,
         activation_checkpointing=options.activation_checkpointing,

@@ -102,6 +102,14 @@ def test_progress_away_from_a_terminal_is_a_line_every_five_seconds(clock: Clock
     ]
 
 
+def test_a_task_that_was_longer_than_expected_has_no_time_left(clock: Clock):
+    file = io.StringIO()
+    with Console(file=file).progress("Compressing", 10.0, "MB") as progress:
+        clock.now += 6
+        progress.advance(10.01)
+    assert file.getvalue() == "Compressing: 100% (10 of 10 MB), 0 s left\n"
+
+
 def test_the_time_left_is_shown_once_enough_is_done_to_tell_it(clock: Clock):
     file = io.StringIO()
     with Console(file=file).progress("Reading", 1_000, "MB", done=500) as progress:
@@ -188,8 +196,8 @@ def panel(width: int, facts: Sequence[Fact | Text] = FACTS) -> list[str]:
 
 @pytest.mark.parametrize(("width", "rows"), [(80, 1), (60, 2), (30, 3)])
 def test_facts_stand_in_as_many_columns_as_fit(width: int, rows: int) -> None:
-    lines = panel(width)
-    assert len(lines) == 2 + rows + 2
+    lines = panel(width, [*FACTS[:3], Fact("MFU", "1%", wide=True)])
+    assert len(lines) == 2 + rows + 1
     assert {len(line) for line in lines} == {width - 3}  # room for what Ctrl-C writes
     assert re.findall(r"Loss 3\.9134|Gradient norm 0\.630|Tokens/s 12,345", " ".join(lines)) == [
         "Loss 3.9134",
@@ -198,10 +206,15 @@ def test_facts_stand_in_as_many_columns_as_fit(width: int, rows: int) -> None:
     ]
 
 
-def test_a_wide_fact_is_cut_at_the_end_of_its_line_and_moves_no_cursor() -> None:
-    *_, held_out, sample, _ = panel(80)
-    assert held_out.startswith("│ Held out a long line that says") and held_out.endswith("… │")
-    assert sample.strip("│ ") == "Sample \\x1b[31mred\\x07⏎next"
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_wide_fact_is_whole_on_a_narrow_terminal_and_moves_no_cursor(width: int) -> None:
+    wide = [*FACTS[3:], Fact("Curve", "▁▂▃▄▅▆▇█" * 8, wide=True)]
+    rows = [line.strip("│ ") for line in panel(width, wide)[1:-1] if line.strip("│ ")]
+    words = " ".join(rows)
+    assert words.startswith(f"Held out {('a long line that says how well the model does ' * 3).strip()} Sample ")
+    assert "Sample \\x1b[31mred\\x07⏎next" in words
+    assert words.rpartition("next")[2].replace(" ", "") == "Curve" + "▁▂▃▄▅▆▇█" * 8
+    assert all(len(row) <= width - 7 for row in rows)
 
 
 def test_texts_stand_side_by_side_in_their_lines() -> None:

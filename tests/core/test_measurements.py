@@ -125,15 +125,52 @@ def test_a_measurement_is_repeated_until_it_is_stable(rounds: list[float], best:
     assert len(list(left)) == len(rounds) - taken
 
 
+def speeds_of_starts(
+    monkeypatch: pytest.MonkeyPatch, speeds: list[float], during: list[float], after: list[float]
+) -> list[float]:
+    """The speeds that one start after the other finds: what it measures, its shares meanwhile and when it is done."""
+    rates, shares, shares_after = iter(speeds), iter(during), iter(after)
+    with monkeypatch.context() as patch:
+        patch.setattr("sheepop.jobs.bench.candidates", lambda precision, device: ["fp32"])
+        patch.setattr("sheepop.jobs.bench.measure_training", lambda *rest, training: {"flops_per_second": next(rates)})
+        patch.setattr("sheepop.core.processor_time.ProcessorTime.take", lambda self: next(shares))
+        patch.setattr("sheepop.jobs.bench.processor_share", lambda device: next(shares_after))
+        found = []
+        for _ in during:
+            bench._speed_alone.cache_clear()  # as in another process
+            found.append(training_speed("cpu"))
+    bench._speed_alone.cache_clear()
+    return found
+
+
 def test_a_busy_machine_is_slow_by_the_share_that_is_free_and_keeps_its_record(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its training speed follows own processor time against the clock, not what a single measurement happens to see."""
-    speeds, shares = iter([2e9, 2.01e9, 0.1e9, 3e9]), iter([1.0, 0.25, 0.5])
-    monkeypatch.setattr("sheepop.jobs.bench.candidates", lambda precision, device: ["fp32"])
-    monkeypatch.setattr("sheepop.jobs.bench.measure_training", lambda *rest, rows: {"flops_per_second": next(speeds)})
-    monkeypatch.setattr("sheepop.jobs.bench.processor_share", lambda device: next(shares))
-    for expected in (2.01e9, 0.25 * 2.01e9, 0.5 * 3e9):
-        bench._record_of_training.cache_clear()  # as in another process
-        assert training_speed("cpu") == expected
-    bench._record_of_training.cache_clear()
+    """Its training speed follows the share of its processors, not what a single measurement happens to see."""
+    found = speeds_of_starts(monkeypatch, [2e9, 2.01e9, 0.1e9, 3e9], [1.0, 0.3, 0.95], [1.0, 0.25, 0.5])
+    assert found == [2.01e9, 0.25 * 2.01e9, 0.5 * 3e9]
+    assert list(json.loads(file.read_text()).values()) == [3e9]
+
+
+def test_a_machine_that_was_busy_from_the_first_start_on_has_no_record(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of its processors gave 1e9, so alone it would have given 2e9, of which a quarter is free now."""
+    found = speeds_of_starts(monkeypatch, [1e9, 1e9, 1.5e9, 1.5e9, 2.2e9, 2.2e9], [0.5, 0.75, 1.0], [0.25, 0.5, 1.0])
+    assert found == [0.25 * 2e9, 0.5 * 2e9, 2.2e9]
+    assert list(json.loads(file.read_text()).values()) == [2.2e9]
+
+
+def test_the_speed_of_a_machine_is_that_of_the_steps_that_the_recipe_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, taken = bench.small_run(), []
+    monkeypatch.setattr(
+        "sheepop.jobs.bench.measure_training",
+        lambda model, device, precision, seconds, training: (
+            taken.append((model, training)) or {"flops_per_second": 1.0}
+        ),
+    )
+    assert bench._probed(probe, "cpu", "fp32", 0.1) == 1.0
+    ((model, training),) = taken
+    assert (model.d_model, model.num_layers, model.vocab_size, training.optimizer) == (128, 2, 2048, "muon")
+    assert model.ngrams is not None and model.short_convolution is not None
+    assert training.global_batch_size * model.max_seq_len == 2048

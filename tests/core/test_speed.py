@@ -1,13 +1,9 @@
 """The peaks that makers name, against their data sheets."""
 
-import time
-from pathlib import Path
-
 import pytest
 import torch
 
-from sheepop.core import speed
-from sheepop.core.speed import ProcessorTime, nominal_peak, share_of_peak
+from sheepop.core.speed import nominal_peak, share_of_peak
 
 
 @pytest.mark.parametrize(
@@ -46,34 +42,3 @@ def test_a_processor_has_no_nominal_peak() -> None:
 
 def test_no_share_of_a_measured_peak_is_above_one() -> None:
     assert [share_of_peak(rate, 4.0) for rate in (0.0, 1.0, 4.0, 43.0)] == [0.0, 0.25, 1.0, 1.0]
-
-
-def test_the_processor_share_is_own_time_against_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, clock = iter([0.0, 1.0, 5.0, 6.0, 6.0, 9.0]), iter([10.0, 12.0, 20.0, 26.0, 30.0, 32.0])
-    monkeypatch.setattr(time, "thread_time", own.__next__)
-    monkeypatch.setattr(time, "perf_counter", clock.__next__)
-    monkeypatch.setattr(speed, "_SCHEDULE", Path("not there"))
-    processor = ProcessorTime()
-    for _ in range(2):
-        with processor.counted():
-            pass
-    assert processor.take() == (1 + 1) / (2 + 6)
-    assert processor.take() == 1.0  # nothing since
-    with processor.counted():
-        pass
-    assert processor.take() == 1.0  # coarse clocks give 3 seconds in 2
-
-
-def test_the_processor_share_counts_the_waits_for_other_programs_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """3 seconds on a processor and 1 of waiting for it, in a minute in which the thread slept."""
-    own, schedule = iter([2.0, 5.0]), tmp_path / "schedstat"
-    monkeypatch.setattr(time, "thread_time", own.__next__)
-    monkeypatch.setattr(time, "perf_counter", iter([10.0, 70.0]).__next__)
-    monkeypatch.setattr(speed, "_SCHEDULE", schedule)
-    schedule.write_text("2000000000 500000000 7\n")
-    processor = ProcessorTime()
-    with processor.counted():
-        schedule.write_text("5000000000 1500000000 9\n")
-    assert processor.take() == 3 / (3 + 1)

@@ -19,6 +19,7 @@ import pytest
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, DataError, OutputError, TokenizerError
 from sheepop.data import Corpus, DataConfig, build_corpus
+from sheepop.data.pipeline.record import left_out_in_words
 from sheepop.jobs.config import load_config
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig
 
@@ -407,6 +408,21 @@ def test_the_last_message_names_the_commonest_reasons_with_examples(tree: Tree, 
     expected = "Left out most often: damaged 3 (such as a.gz); hidden 2 (such as .x); "
     assert expected in console_text.getvalue()
     assert console_text.getvalue().count("such as") == 3
+
+
+def test_the_last_message_names_the_extras_that_would_read_what_was_left_out(tmp_path: Path) -> None:
+    details = {
+        "a.pdf": ("not_installed", "pypdfium2 is not installed: install sheepop[data]"),
+        "b.png": ("not_installed", "rapidocr is not installed: install sheepop[ocr]"),
+        "c.pdf": ("not_installed", "it shows a picture; to read pictures, install sheepop[ocr]"),
+        "d.txt": ("damaged", "it says: install sheepop[everything]"),
+    }
+    lines = [{"file": name, "reason": reason, "detail": detail} for name, (reason, detail) in details.items()]
+    (tmp_path / "quarantine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert left_out_in_words(tmp_path / "quarantine.jsonl") == (
+        " Left out most often: not_installed 3 (such as a.pdf); damaged 1 (such as d.txt)."
+        ' To read more: pip install "sheepop[data,ocr]".'
+    )
 
 
 def test_one_console_line_says_what_was_made(tree: Tree, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
     assert [style for piece, style in pieces if piece == outcome.completions[0].prompt] == ["dim"]
     assert [style for piece, style in pieces if piece == f"{outcome.completions[0].text}\n"] == ["bold"]
     text = "".join(piece for piece, _ in pieces)
+    assert f"sheepop score {tmp_path / 'run'} '{outcome.completions[0].prompt.splitlines()[0]}'" in text
     assert text.count("sheepop generate ") == text.count("sheepop score ") == text.count("sheepop ui ") == 1
     assert f"{outcome.baselines.xz:.3f}" in text and f"{outcome.scores.bits_per_byte:.3f}" in text
     rows = text.partition(f"on the same {outcome.baselines.bytes:,} bytes:\n")[2].partition("\n\n")[0].splitlines()

@@ -162,7 +162,7 @@ def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
 def test_a_step_that_was_measured_before_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(tmp_path / "measurements.json"))
     monkeypatch.setattr("sheepop.train.budget.processor_share", lambda device: 1.0)
-    monkeypatch.setattr("sheepop.core.speed.ProcessorTime.take", lambda self: 1.0)
+    monkeypatch.setattr("sheepop.core.processor_time.ProcessorTime.take", lambda self: 1.0)
     slow, fast = {("fp32", False): [0.1] * 6, ("bf16", False): [0.1] * 6}, [0.05] * 6
     first, _, shares = measure(monkeypatch, slow, shape="a")
     assert (first.precision, len(shares)) == ("fp32", 1)
@@ -183,7 +183,7 @@ def test_the_time_of_a_step_is_remembered_as_on_a_quiet_machine(
 ) -> None:
     """Measured with half of the processors, and used again with a quarter of them."""
     monkeypatch.setenv("SHEEPOP_MEASUREMENTS", str(tmp_path / "measurements.json"))
-    monkeypatch.setattr("sheepop.core.speed.ProcessorTime.take", lambda self: 0.5)
+    monkeypatch.setattr("sheepop.core.processor_time.ProcessorTime.take", lambda self: 0.5)
     monkeypatch.setattr("sheepop.train.budget.processor_share", lambda device: 0.25)
     times = {("fp32", False): [0.1] * 6, ("bf16", False): [0.1] * 6}
     found = [measure(monkeypatch, times, shape="a")[0].seconds for _ in range(3)]

@@ -150,7 +150,7 @@ class _PlainProgress(Progress):
             finished = self._done - self._before
             progress = f"{self._done / self._total:4.0%} ({done} of {self._total:,.0f} {self._unit})"
             if shows_time_left(finished, self._total - self._before, elapsed):
-                progress += f", {elapsed / finished * (self._total - self._done):,.0f} s left"
+                progress += f", {elapsed / finished * max(0.0, self._total - self._done):,.0f} s left"
         else:
             progress = f"{done} {self._unit}, {elapsed:,.0f} s"
         return f"{self._description}: {progress}" + (f", {self._detail}" if self._detail else "")

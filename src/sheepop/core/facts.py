@@ -13,7 +13,7 @@ _TELLING_SHARE, _TELLING_SECONDS = 0.05, 60.0
 
 @dataclass(frozen=True)
 class Fact:
-    """A label and a value of a panel; a `wide` one has a line to itself and is cut at its end."""
+    """A label and a value of a panel; a `wide` one has a line to itself, or several where it is longer."""
 
     label: str
     value: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, Group, RenderResult
+from rich.console import ConsoleOptions, Group, OverflowMethod, RenderResult
 from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
@@ -94,7 +94,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class FactPanel:
-    """Facts in as many columns as fit the width; below them wide facts, one on each line, and texts side by side."""
+    """Facts in as many columns as fit the width; below them wide facts, each on own lines, and texts side by side."""
 
     def __init__(self, facts: Sequence[Fact | Text]) -> None:
         self._facts = [fact for fact in facts if isinstance(fact, Fact)]
@@ -113,7 +113,7 @@ class FactPanel:
         for _ in self._texts:
             beside.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         beside.add_row(*(_lines(text) for text in self._texts))
-        lines = [_line(fact) for fact in self._facts if fact.wide]
+        lines = [_line(fact, wraps=True) for fact in self._facts if fact.wide]
         parts = Group(grid, *lines, *([beside] if self._texts else []))
         yield Panel(parts, width=width, border_style="dim", padding=(0, 1))
 
@@ -135,9 +135,10 @@ class _ResizedLive(Live):
         super().refresh()
 
 
-def _line(fact: Fact) -> RichText:
+def _line(fact: Fact, *, wraps: bool = False) -> RichText:
     value = visible_line(fact.value.replace("\t", " "))
-    return RichText.assemble((f"{fact.label} ", "dim"), value, no_wrap=True, overflow="ellipsis")
+    overflow: OverflowMethod = "fold" if wraps else "ellipsis"
+    return RichText.assemble((f"{fact.label} ", "dim"), value, no_wrap=not wraps, overflow=overflow)
 
 
 def _lines(text: Text) -> RichText:

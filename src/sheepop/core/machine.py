@@ -143,6 +143,16 @@ def _memory(group: Path, limit_name: str, used_name: str, cache_name: str) -> li
     return [(int(limit), max(0, int(limit) - int(used) + (int(cache) if cache.isdigit() else 0)))]
 
 
+def throttled_seconds(root: Path = Path("/")) -> float:
+    """Returns for how long our control group and its parents had used up their quotas of processor time, in all."""
+    seconds = 0.0
+    for _, group in _groups(root):
+        counters = dict(line.split(" ", 1) for line in system_text(group / "cpu.stat").splitlines() if " " in line)
+        for name, unit in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # version 2, version 1
+            seconds += int(counters[name]) / unit if counters.get(name, "").isdigit() else 0.0
+    return seconds
+
+
 def available_memory() -> int:
     """Returns the bytes of memory that this process may still use."""
     left = control_group_limits().memory_left

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sheepop.core.measurements import best_known, measurement_key, recall
+from sheepop.core.processor_time import ProcessorTime
 
 if TYPE_CHECKING:
     import torch
@@ -19,48 +18,10 @@ _SECONDS = 0.5
 _GLANCE = 0.2  # of these, for a machine whose record is known
 _SMALLEST = 256
 _LARGEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
-_ROUNDS = 4  # of a measurement on a machine that wavers, at most
+_ROUNDS = 4  # of a measurement on a machine whose speed varies, at most
 _MOST_SECONDS = 3.0  # after which no round begins
 _STABLE = 0.05  # a measurement ends when a round betters the best so far by at most this share
 _SHARE_SECONDS = 0.3
-_SCHEDULE = Path("/proc/thread-self/schedstat")  # Linux: nanoseconds on a processor, then of waiting for one
-
-
-class ProcessorTime:
-    """The share of a processor that the calling thread got, of the time in which it could have used one.
-
-    A thread that never waits for other programs gets all of it. Where the system does not tell for how long a thread
-    waited for a processor, its own processor time is set against the clock.
-    """
-
-    def __init__(self) -> None:
-        self._own = self._whole = 0.0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Adds the time of the block."""
-        own, clock, waited = time.thread_time(), time.perf_counter(), _waited()
-        try:
-            yield
-        finally:
-            used, late = time.thread_time() - own, _waited()
-            self._own += used
-            # By the clock a thread loses time, too, while it sleeps until other threads of its program are ready.
-            self._whole += time.perf_counter() - clock if waited is None or late is None else used + late - waited
-
-    def take(self) -> float:
-        """The share in the blocks since the last call, 1 without any."""
-        share = min(1.0, self._own / self._whole) if self._whole > 0 else 1.0
-        self._own = self._whole = 0.0
-        return share
-
-
-def _waited() -> float | None:
-    """The seconds for which this thread has waited for a processor that others had; None if the system does not say."""
-    try:
-        return int(_SCHEDULE.read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 @cache

@@ -27,7 +27,14 @@ from sheepop.data.manifest import is_corpus
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
 from sheepop.data.pipeline.parts import added_accounts, finished_parts, part_path
 from sheepop.data.pipeline.passes import clean_documents, close_extraction, spans_of
-from sheepop.data.pipeline.record import BUILD, BuildRecord, BuildRequest, counts_of_files, nothing_to_read
+from sheepop.data.pipeline.record import (
+    BUILD,
+    BuildRecord,
+    BuildRequest,
+    counts_of_files,
+    left_out_in_words,
+    nothing_to_read,
+)
 from sheepop.data.pipeline.shuffle import Assignment, Encode, Gather, Scatter, decide_assignment, place_split, texts_in
 from sheepop.data.pipeline.workplace import (
     DISCOVERED,
@@ -259,7 +266,7 @@ class _Build:
     def _finish(self, record: BuildRecord, seconds: dict[str, float]) -> None:
         manifest = record.write_manifest(self.corpus)
         write_json(self.corpus / BUILD, {"fingerprint": record.inventory.fingerprint, "seconds": seconds})
-        words = record.in_words() + record.left_out_in_words(self.corpus / QUARANTINE)
+        words = record.in_words() + left_out_in_words(self.corpus / QUARANTINE)
         write_reports(self.corpus, manifest, record.report(), words, seconds)
         self.console.info(words)
         for limit in record.account["source"]["limits"]:

@@ -20,11 +20,13 @@ from sheepop.core.device import keep_freed_memory, resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.core.measurements import best_known, measurement_key, recall
+from sheepop.core.processor_time import QUIET, ProcessorTime
 from sheepop.core.random import numpy_generator
 from sheepop.core.speed import best_of_rounds, matrix_peak, processor_share, share_of_peak, synchronize
 from sheepop.data import Batch
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.jobs.recipe import ARCHITECTURE
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe import small_run
 from sheepop.model import ModelConfig, build_model
 from sheepop.model.accounting.cost import decoding_flops_per_token, training_flops_per_token
 from sheepop.model.accounting.saved_activations import Mode
@@ -39,7 +41,6 @@ from sheepop.train.source import PreparedStep
 _VOCABULARY = 4096  # for presets without a vocabulary size
 _BATCH = 8
 _PROMPT = 16
-_PROBE_ROWS = 2
 _PROBE_SECONDS, _GLANCE_SECONDS = 0.5, 0.1  # of a round, and of a start on a machine that was measured before
 
 
@@ -90,18 +91,17 @@ def measure_training(
     precision: str,
     seconds: float,
     *,
-    rows: int = _BATCH,
+    training: TrainingConfig = TrainingConfig(global_batch_size=_BATCH),
     longest: int = 256,
     compiled: bool = False,
     activation_checkpointing: Mode = "none",
 ) -> dict[str, Any]:
-    """Measures optimizer steps (forward, loss, backward, clipping, AdamW) on `rows` rows of up to `longest` tokens."""
+    """Measures optimizer steps (forward, loss, backward, clipping, update) on rows of up to `longest` tokens."""
     keep_freed_memory(device)  # as a run does
-    seq_len = min(config.max_seq_len, longest)
+    rows, seq_len = training.global_batch_size, min(config.max_seq_len, longest)
     model = build_model(config, 0, device)
     apply_precision(model, precision)
     apply_activation_checkpointing(model, activation_checkpointing)
-    training = TrainingConfig(global_batch_size=rows, precision=precision)
     runner = runner_here(model, NextToken(), training, precision, device, compiled=compiled)
     batch = RandomBatches(config.vocabulary, seq_len).batch(np.arange(rows))
     prepared = PreparedStep.of(batch, rows, NextToken(), device=device)
@@ -115,30 +115,41 @@ def measure_training(
 
 
 def training_speed(device: str) -> float:
-    """FLOP/s of a small model's training steps on `device`, in the fastest precision, at the share that is free now.
+    """FLOP/s of a small run's training steps on `device`, in the fastest precision, at the share that is free now.
 
-    That is the record of this machine, which every start may raise, times the share of its processors that this
-    process gets.
+    That is the speed of this machine alone times the share of its processors that this process gets. The steps are
+    those that the recipe trains, because machines differ in how much of a step their matrix products take.
     """
     device = resolve_device(device)
-    return _record_of_training(device) * processor_share(device)
+    return _speed_alone(device) * processor_share(device)
 
 
 @cache
-def _record_of_training(device: str) -> float:
-    sizes = {"d_model": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 256, "vocab_size": 4096}
-    probe = validate(ModelConfig, {**ARCHITECTURE, **sizes})
-    key = measurement_key("training speed", device, f"{_PROBE_ROWS} {probe.model_dump_json()}")
+def _speed_alone(device: str) -> float:
+    """The record of this machine, which every start on a quiet machine may raise.
+
+    Without a record, a busy machine is measured, and its speed divided by the share that this process got.
+    """
+    probe, processor = small_run(), ProcessorTime()
+    key = measurement_key("training speed", device, probe.model_dump_json())
     *others, last = candidates("auto", device)  # the last one is the fastest, if any is
-    if recall(key, float) is not None:
-        return best_known(key, _probed(probe, device, last, _GLANCE_SECONDS))
-    found = [best_of_rounds(partial(_probed, probe, device, each, _PROBE_SECONDS)) for each in (*others, last)]
-    return best_known(key, max(found))
+    record = recall(key, float)
+    with processor.counted():
+        if record is None:
+            found = max(
+                best_of_rounds(partial(_probed, probe, device, each, _PROBE_SECONDS)) for each in (*others, last)
+            )
+        else:
+            found = _probed(probe, device, last, _GLANCE_SECONDS)
+    share = processor.take() if device == "cpu" else 1.0
+    if share < QUIET:
+        return record or found / share
+    return best_known(key, found)
 
 
-def _probed(probe: ModelConfig, device: str, precision: str, seconds: float) -> float:
+def _probed(probe: SheepOpConfig, device: str, precision: str, seconds: float) -> float:
     """The FLOP/s of so many seconds of training steps."""
-    return float(measure_training(probe, device, precision, seconds, rows=_PROBE_ROWS)["flops_per_second"])
+    return float(measure_training(probe.model, device, precision, seconds, training=probe.training)["flops_per_second"])
 
 
 @dataclass(frozen=True)

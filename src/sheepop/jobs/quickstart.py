@@ -26,7 +26,7 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import TrainOutcome, train
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.corpus_batches import open_corpus
-from sheepop.jobs.task.samples import generate_command, held_out_prompts
+from sheepop.jobs.task.samples import first_line, generate_command, held_out_prompts
 from sheepop.train.validation import TokenScores
 
 _MINUTES = 5.0
@@ -135,7 +135,7 @@ def render_outcome(outcome: TrainOutcome) -> list[tuple[str, str]]:
         f"Report: {RunDirectory(outcome.run).report}",
         f"Repeat: {repeat_command(outcome.run, RunRecord.read(RunDirectory(outcome.run)))}",
         f"Next:   {generate_command(outcome.run, prompt)}",
-        f"        {typed('score', outcome.run, 'def read(path):')}",
+        f"        {typed('score', outcome.run, first_line(prompt))}",
         f"        {typed('ui', outcome.run)}   (looks inside, in the browser)",
     ]
     return [*pieces, ("\n".join(lines) + "\n", "")]

@@ -33,8 +33,7 @@ _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
 _MOST_NGRAM_ROWS, _FEWEST_NGRAM_ROWS = 65_536, 1024
 _BYTES_PER_NGRAM_ROW = 48
-# N-gram tables memorise a text that is read more often than this: bench/results/minutes.md.
-_MOST_PASSES_OF_NGRAMS = 3.0
+_MOST_PASSES_OF_NGRAMS = 3.5  # they memorise a text that is read more often: bench/results/minutes.md
 _HEAD_DIM = 32
 # Limits by the amount of text: bytes per vocabulary entry, fewest bytes for a subword vocabulary, weights per byte, and
 # the epochs after which a small model learns little more from the same text.
@@ -83,13 +82,13 @@ class Size:
         return 6 * (self.weights + self.d_model * self.vocab_size) * tokens
 
 
-# Larger models, longer rows and larger vocabularies win only once they see enough text;
-# bench/results/minutes.md has the measurements. The sizes from 1e14 operations on are estimates.
+# Larger models, longer rows and larger vocabularies win only once they see enough text: bench/results/minutes.md. The
+# sizes from 2e14 operations on are estimates.
 SIZES = (
     Size(0.0, 64, 2, 2, 128, 1024, 2.0e-2, 16),
     Size(1.0e12, 96, 2, 3, 128, 2048, 1.6e-2, 16),
     Size(3.0e12, 128, 2, 4, 128, 2048, 1.6e-2, 16),
-    Size(2.0e13, 128, 4, 4, 128, 2048, 1.4e-2, 16),
+    Size(3.0e13, 128, 4, 4, 128, 2048, 1.4e-2, 16),
     Size(1.0e14, 192, 4, 6, 128, 2048, 1.2e-2, 16),
     Size(2.0e14, 256, 4, 4, 256, 4096, 1.0e-2, 16),
     Size(4.0e14, 256, 6, 4, 256, 4096, 8.0e-3, 16),
@@ -205,6 +204,12 @@ class _Start:
             elif needed > usable:
                 reason = f", whose training needs over {data_size(needed)} of memory ({data_size(usable)} are to use)"
         return cls(network.max_seq_len, num_parameters(network), reason)
+
+
+def small_run() -> SheepOpConfig:
+    """The recipe's settings of a small run on much text; the time of its steps shows how fast a machine trains."""
+    given = {"model": {"vocab_size": SIZES[2].vocab_size}}
+    return validate(SheepOpConfig, merge(_choices(SIZES[2], given, 10**9, keeps_model=False), given))
 
 
 def chosen_keys() -> frozenset[str]:

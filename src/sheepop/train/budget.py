@@ -18,7 +18,8 @@ import psutil
 from sheepop.core.console import Console
 from sheepop.core.facts import plural
 from sheepop.core.measurements import measurement_key, recall, remember
-from sheepop.core.speed import ProcessorTime, processor_share, synchronize
+from sheepop.core.processor_time import ProcessorTime
+from sheepop.core.speed import processor_share, synchronize
 from sheepop.data import Batches
 from sheepop.model import Transformer
 from sheepop.model.fused import fuses
@@ -34,7 +35,7 @@ from sheepop.train.trouble import Limits
 
 _WARMUP_SHARE = 0.05
 _DECAY_SHARE = 0.2
-_MEASURE_SHARE = 0.04  # of a budget in minutes
+_MEASURE_SHARE = 0.01  # of a budget in minutes, whose number of steps follows the clock later
 _LEAST_MEASURING_SECONDS, _MOST_MEASURING_SECONDS = 2.0, 30.0
 _TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long everything else takes
 _NOTED = 0.02  # a run that takes longer than its minutes by a larger share says so

@@ -16,7 +16,6 @@ from sheepop.core.console import Console
 from sheepop.core.errors import Interrupted, SheepOpError, StorageError, TrainingError, first_few
 from sheepop.core.interrupts import Interruption, StopRequestedError, catch_interrupts
 from sheepop.core.random import seed_torch
-from sheepop.core.speed import ProcessorTime
 from sheepop.model import Transformer
 from sheepop.train.agenda import EVALUATE, SAVE, VALIDATE, Agenda
 from sheepop.train.checkpointer import Checkpointer
@@ -62,7 +61,6 @@ class Trainer:
     _prefetch: Prefetch[PreparedStep] = field(init=False, repr=False)  # while `run` runs
     _saved: TrainingState | None = field(default=None, init=False)  # that of the newest checkpoint
     _is_whole: bool = field(default=True, init=False)  # whether weights, optimizer and state belong to one step
-    processor: ProcessorTime = field(default_factory=ProcessorTime, init=False)  # of the steps
     _ending: float = field(default=0.0, init=False)  # seconds of the last validation and the work due with it
 
     @property
@@ -111,13 +109,12 @@ class Trainer:
         scale = state.loss_scale
         with self._abandoned_on_signal():
             prepared = self._prefetch.take(state.batch_number)
-            with self.processor.counted():
-                gradients = self.runner.gradients(
-                    prepared,
-                    loss_scale=scale.scale if scale else 1.0,
-                    before_forward=lambda number: seed_torch(self.seed, "dropout", state.step, number),
-                    verified=self.agenda.verifies(state.step + 1),
-                )
+            gradients = self.runner.gradients(
+                prepared,
+                loss_scale=scale.scale if scale else 1.0,
+                before_forward=lambda number: seed_torch(self.seed, "dropout", state.step, number),
+                verified=self.agenda.verifies(state.step + 1),
+            )
         if gradients.differences:
             self.journal.corrupted(state, gradients.differences)  # not above: an abandoned step is taken again
         limits = Limits.of(state.window, self.trouble)

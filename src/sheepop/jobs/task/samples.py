@@ -58,8 +58,13 @@ def held_out_prompt(config: SheepOpConfig, corpus: Corpus) -> str | None:
 
 def generate_command(run: Path, prompt: str | None) -> str:
     """The command that lets the model of a run continue the first line of `prompt`."""
+    return typed("generate", run, "--prompt", first_line(prompt))
+
+
+def first_line(prompt: str | None) -> str:
+    """The first line of `prompt`, as a text to type; dots stand for a text if there is none."""
     lines = [] if prompt is None else prompt.strip().splitlines()
-    return typed("generate", run, "--prompt", lines[0] if lines else "...")
+    return lines[0] if lines else "..."
 
 
 def check_samples(config: SheepOpConfig, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]]) -> None:
