@@ -33,7 +33,9 @@ from sheepop.jobs.task.samples import (
     with_prompts,
 )
 from sheepop.model import Transformer
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer
+from sheepop.train.memory_gate import build_memory, reserved_documents
 
 
 class CorpusTask(Task):
@@ -118,7 +120,13 @@ class CorpusTask(Task):
         """The task with the vocabulary of the corpus and a prompt from its held-out text."""
         task = self.with_config(with_prompts(fit_model_to_tokenizer(self.config, self.corpus), self.corpus))
         task.check()
-        vectors = task.config.training.initial_embeddings
+        vectors, memory = task.config.training.initial_embeddings, task.config.training.memory
+        if memory is not None and not len(reserved_documents(task.corpus.train, memory, task.config.seed)):
+            raise ConfigError(
+                f"training.memory keeps some documents for itself, but each of the {task.corpus.train.num_documents:,} "
+                "has more than a fiftieth of the text, or more than training.memory.reserved_tokens = "
+                f"{memory.reserved_tokens:,} tokens. Give text of more documents, or leave training.memory out."
+            )
         if vectors is not None:
             _check_initial_embeddings(Path(vectors), task.config.model.d_model)
         warn_of_long_pairs(task.config, task.corpus, self.console)
@@ -152,6 +160,21 @@ class CorpusTask(Task):
         except (SheepOpError, OSError):
             return []
         return list(names)
+
+    def memory(self, model: Transformer) -> CorpusMemory | None:
+        """The memory of the training text that `training.memory` asks for."""
+        settings = self.config.training.memory
+        if settings is None:
+            return None
+        return build_memory(
+            model,
+            self.corpus.train,
+            settings,
+            seed=self.config.seed,
+            max_length=self.batches().max_length,
+            pad_id=self.tokenizer().filler_id,
+            precision=self.config.training.precision,
+        )
 
     def held_out(self) -> Batches | None:
         """The rows of the held-out text."""

@@ -17,6 +17,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.samples import Samples, TrainingSamples, TrainingTraces, check_samples
 from sheepop.model import Transformer, build_model
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
@@ -179,6 +180,33 @@ class Task(ABC):
             max_tokens=max_tokens,
             on_batch=on_batch,
             ranks=ranks,
+        )
+
+    def memory(self, model: Transformer) -> CorpusMemory | None:
+        """The memory of the training text for the finished model; None if the settings ask for none."""
+        return None
+
+    def score_with_memory(
+        self,
+        model: Transformer,
+        memory: CorpusMemory,
+        held_out: Batches,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Scores:
+        """Scores a model with its memory, in one process; see `score`."""
+        return validate(
+            model,
+            held_out,
+            self.tokenizer().byte_lengths(),
+            batch_size=self.evaluation_batch,
+            precision=self.config.training.precision,
+            device=device,
+            max_tokens=max_tokens,
+            on_batch=on_batch,
+            memory=memory,
         )
 
     @property
