@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sheepop.model.corpus_index import CorpusIndex
-from sheepop.model.corpus_memory import LEVELS, CorpusMemory, Expected, Recalled
+from sheepop.model.corpus_memory import LEVELS, CorpusMemory
 
 VOCABULARY, LONGEST = 5, 9
 

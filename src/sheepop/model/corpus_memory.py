@@ -71,10 +71,10 @@ class CorpusMemory(nn.Module):
             nn.Linear(size, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, 1)
         )
 
-    def recall(self, input_ids: Tensor, depths: Tensor) -> Recalled:
+    def recall(self, input_ids: Tensor, depths: Tensor, *, only_last: bool = False) -> Recalled:
         """What followed the contexts that end with each of `input_ids` (B, T), as N = B T positions.
 
-        A context has at most `depths` (B, T) tokens.
+        A context has at most `depths` (B, T) tokens. With `only_last` there are B positions, the last of each row.
         """
         begins = input_ids.new_zeros(len(LEVELS), *input_ids.shape)
         ends, lengths = torch.zeros_like(begins), torch.zeros_like(begins)
@@ -84,6 +84,8 @@ class CorpusMemory(nn.Module):
                 begins[level] = begin.where(known, begins[level])
                 ends[level] = end.where(known, ends[level])
                 lengths[level].masked_fill_(known, length)
+        if only_last:
+            begins, ends, lengths = (bounds[..., -1:] for bounds in (begins, ends, lengths))
         begins, ends, lengths = (bounds.flatten(1).t() for bounds in (begins, ends, lengths))
         return self._read(begins, ends, lengths)
 
