@@ -17,8 +17,9 @@ from sheepop.model.corpus_memory import CorpusMemory
 
 MEMORY = "memory.safetensors"
 FORMAT_VERSION = 1
+# The one key of the metadata, with the version: of several keys, safetensors writes no fixed order.
 _FORMAT = "sheepop-corpus-memory"
-_FOLLOWING = "following"
+_FOLLOWING, _LONGEST = "following", "longest"
 _SMALL = 2**16  # tokens below this are stored in 16 bits
 
 
@@ -32,10 +33,10 @@ def write_memory(directory: Path, memory: CorpusMemory) -> None:
     tensors = {
         name: tensor.detach().cpu().contiguous() for name, tensor in memory.gate.state_dict(prefix="gate.").items()
     }
-    metadata = {"format": _FORMAT, "format_version": str(FORMAT_VERSION), "longest": str(memory.index.longest)}
+    tensors |= {_FOLLOWING: stored, _LONGEST: torch.tensor([memory.index.longest])}
     with only_writer(directory):
         with atomic_file(directory / MEMORY, replace=True) as place:
-            save_file({_FOLLOWING: stored, **tensors}, place, metadata=metadata)
+            save_file(tensors, place, metadata={_FORMAT: str(FORMAT_VERSION)})
         sums = {**read_json(directory / CHECKSUMS), MEMORY: sha256_file(directory / MEMORY)}
         write_json(directory / CHECKSUMS, sums)
 
@@ -59,20 +60,21 @@ def read_memory(directory: Path, vocabulary: int) -> CorpusMemory | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from None
-    version, longest = (about.get(key, "") for key in ("format_version", "longest"))
-    if about.get("format") != _FORMAT or not version.isdecimal() or not longest.isdecimal():
+    version = about.get(_FORMAT, "")
+    if not version.isdecimal():
         raise CheckpointError(f"{path} is not the memory of a corpus.")
     if int(version) > FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format version {version}; this SheepOp reads up to {FORMAT_VERSION}. Install a newer SheepOp."
         )
-    following = tensors.pop(_FOLLOWING, None)
-    if not 1 <= int(longest) <= LONGEST or not _are_tokens(following, vocabulary):
+    following, length = tensors.pop(_FOLLOWING, None), tensors.pop(_LONGEST, None)
+    longest = int(length) if length is not None and length.numel() == 1 else 0
+    if not 1 <= longest <= LONGEST or not _are_tokens(following, vocabulary):
         raise CheckpointError(
             f"{path} is damaged: it does not list tokens of the model's vocabulary of {vocabulary:,}."
         )
     assert following is not None
-    memory = CorpusMemory(CorpusIndex(following.to(torch.int32), int(longest)))
+    memory = CorpusMemory(CorpusIndex(following.to(torch.int32), longest))
     gate = {name.removeprefix("gate."): tensor for name, tensor in tensors.items()}
     expected = {name: tensor.shape for name, tensor in memory.gate.state_dict().items()}
     if {name: tensor.shape for name, tensor in gate.items()} != expected:
