@@ -22,7 +22,7 @@ from sheepop.train.tensor_batch import TensorBatch
 
 _SHARE = 50  # at most one token of so many is reserved
 _ROWS = 32  # read together
-_PASSES, _BATCH = 8, 256
+_PASSES, _BATCH, _LEAST_STEPS = 8, 256, 300
 _RATE, _DECAY, _WARMUP = 3e-3, 1e-2, 50
 
 
@@ -141,7 +141,7 @@ def train_gate(memory: CorpusMemory, observed: Observed, seed: int) -> None:
     """Trains the gate of a memory on N observed tokens with AdamW, at a rate that rises and then falls to 0."""
     _begin(memory.gate, seed)
     generator, count = torch_generator(seed, "memory gate batches"), len(observed.logprobs)
-    steps = math.ceil(_PASSES * count / _BATCH)
+    steps = max(_LEAST_STEPS, math.ceil(_PASSES * count / _BATCH))
     optimizer = torch.optim.AdamW(memory.gate.parameters(), _RATE, weight_decay=_DECAY)
     for step in range(steps):
         for group in optimizer.param_groups:
