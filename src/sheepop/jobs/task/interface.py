@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError
 from sheepop.data import Batches, BatchSchedule
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.fork import Fork
@@ -104,6 +105,8 @@ class Task(ABC):
 
     def check(self) -> None:
         """Raises `ConfigError` for settings that would end a new or resumed run halfway, such as unusable prompts."""
+        if self.config.training.memory is not None and self.config.tuning.method is not None:
+            raise ConfigError("training.memory is for runs that learn from text, not for post-training. Leave it out.")
         check_samples(self.config, self.tokenizer(), self.sample_prompts())
 
     @abstractmethod
