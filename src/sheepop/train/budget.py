@@ -205,25 +205,24 @@ def besides_the_loop(
     held_out: int,
     seq_len: float,
     console: Console,
-    *,
-    remembered: int = 0,
+    num_tokens: float = 0.0,
 ) -> tuple[StepTime | None, int | None]:
     """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
 
-    These are `elapsed` seconds so far, some for the report, those for a memory of `remembered` tokens, and the score of
-    all `held_out` tokens (None), or of as many as a fifth of the minutes allow. A line says how long the run takes, also if that is longer than asked for
-    because training gets half of the minutes at least.
+    These are `elapsed` seconds so far, some for the report, those for a memory of `num_tokens` training tokens, and the
+    score of all `held_out` tokens (None), or of as many as a fifth of the minutes allow. A line says how long the run
+    takes, also if that is longer than asked for because training gets half of the minutes at least.
     """
     if timing is None or config.max_minutes is None:
         return timing, None
     seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
-    if remembered:
+    if config.memory is not None:
         seconds = 2 * seconds + _RECALL_SECONDS * held_out
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
     minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS
-    if remembered:
-        after += _GATE_SECONDS + _INDEX_SECONDS * remembered
+    if config.memory is not None:
+        after += _GATE_SECONDS + _INDEX_SECONDS * min(num_tokens, config.memory.max_tokens)
     training = _left(minutes, elapsed + after)
     total = elapsed + training + after
     longer = "" if total <= (1 + _NOTED) * 60 * minutes else f", so the run takes about {total:,.0f} s in all"
