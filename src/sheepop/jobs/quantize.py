@@ -19,6 +19,7 @@ from sheepop.adapt.quantization import (
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.identity import identities
+from sheepop.checkpoint.memory_file import has_memory
 from sheepop.checkpoint.model_kind import BASE, is_model, require_apart, require_free
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
@@ -59,6 +60,8 @@ def quantize_model(
     require_apart(Path(model), output)
     require_free(output, overwrite, "a model", is_model)
     loaded = load_model(model)
+    if has_memory(loaded.directory):
+        console.warn("The memory of the training text is left out: it fits only the weights that it was made with.")
     bytes_before = weight_bytes(loaded.model.parameters())
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
         if "imported" not in loaded.provenance or "quantized" in loaded.provenance:
