@@ -233,8 +233,7 @@ class Engine:
 
     def _recalled(self, logits: Tensor, shares: Sequence[Share]) -> Tensor:
         """The logits, corrected by the memory in the rows of requests that use it."""
-        requests = [cast(Request, share.request) for share in shares]
-        uses = [request.config.use_memory and request.adapter is None for request in requests]
+        uses = [cast(Request, share.request).uses_memory for share in shares]
         if self._memory is None or not len(logits) or not any(uses):
             return logits
         counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
