@@ -14,6 +14,7 @@ from sheepop.data.shards import DocumentView, TokenSplit
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.corpus_index import CorpusIndex
 from sheepop.model.corpus_memory import CorpusMemory
+from sheepop.train import memory_gate
 from sheepop.train.config import MemoryConfig
 from sheepop.train.memory_gate import build_memory, observe, other_documents, reserved_documents
 from sheepop.train.validation import validate
@@ -79,7 +80,10 @@ def test_a_memory_predicts_repeated_text_better_than_the_network_alone(split: To
     assert together < 0.5 * alone
 
 
-def test_the_same_text_gives_the_same_memory_with_all_its_tokens(split: TokenSplit, model: Transformer) -> None:
+def test_the_same_text_gives_the_same_memory_with_all_its_tokens(
+    split: TokenSplit, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_gate, "_LEAST_STEPS", 5)
     torch.manual_seed(5)
     one = built(model, split)
     torch.manual_seed(6)
@@ -90,7 +94,10 @@ def test_the_same_text_gives_the_same_memory_with_all_its_tokens(split: TokenSpl
     assert torch.bincount(one.index.following, minlength=VOCABULARY).tolist() == everything.tolist()
 
 
-def test_a_longer_text_is_held_in_part_in_whole_documents(split: TokenSplit, model: Transformer) -> None:
+def test_a_longer_text_is_held_in_part_in_whole_documents(
+    split: TokenSplit, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_gate, "_LEAST_STEPS", 5)
     memory = built(model, split, SETTINGS.replace(max_tokens=900))
     assert 800 < len(memory.index.following) <= 900
 

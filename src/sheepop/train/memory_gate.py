@@ -22,8 +22,8 @@ from sheepop.train.tensor_batch import TensorBatch
 
 _SHARE = 50  # at most one token of so many is reserved
 _ROWS = 32  # read together
-_PASSES, _BATCH, _LEAST_STEPS = 8, 256, 300
-_RATE, _DECAY, _WARMUP = 3e-3, 1e-2, 50
+_PASSES, _BATCH, _LEAST_STEPS = 6, 512, 300
+_RATE, _DECAY, _WARMUP = 6e-3, 1e-2, 50
 
 
 @dataclass(frozen=True, eq=False)
