@@ -7,7 +7,8 @@
 rows, AdamW at 1e-3), get the same files, the same tokenizer and the same time; the quickstart's includes its
 tokenizer, measurements and validations, nanoGPT's is steps alone, for as long as the quickstart really took.
 `shakespeare`: 2,000 steps of that recipe by characters, and recipes/shakespeare-characters.yaml, which has the same
-size. The held-out text is the same for both, every token counted once; `files` lets rows overlap by a half, for both.
+size. The held-out text is the same for both, every token counted once; `files` lets rows overlap by a half, for both,
+and compresses the same text with what ``warm_compressors.py`` finds.
 
 PATH is a checkout of nanoGPT, whose ``model.py`` is imported.
 """
@@ -37,6 +38,7 @@ from sheepop.jobs.quickstart import quickstart
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
 from sheepop.jobs.task.corpus_batches import build_batches
+from warm_compressors import warm_compressors
 
 ROWS, LENGTH, WIDTH, LAYERS, HEADS = 12, 64, 128, 4, 4
 RATE, LOWEST_RATE, WARMUP, CLIP = 1e-3, 1e-4, 100, 1.0
@@ -115,11 +117,14 @@ def compare_files(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     started = time.monotonic()
     model, steps, _ = train_nanogpt(options.against, corpus, lambda step: (time.monotonic() - started) / seconds)
     theirs = score_nanogpt(model, corpus, overlapping=True)
+    warm, missing = warm_compressors(corpus)
     return {
         "minutes": options.minutes,
         "sheepop": {**ours.scores.to_dict(), "seconds": ours.seconds},
+        "sheepop with its memory": None if ours.with_memory is None else ours.with_memory.to_dict(),
         "nanogpt": {**theirs, "steps": steps, "seconds": seconds},
-        "compressors": ours.baselines.named,
+        "compressors": {**ours.baselines.named, **warm},
+        "missing": missing,
         "lower_by": 1 - ours.scores.bits_per_byte / theirs["bits_per_byte"],
     }
 
@@ -166,10 +171,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         record = (compare_files if options.experiment == "files" else compare_shakespeare)(options, Path(place))
     print("| model | loss | bits per byte |\n| --- | ---: | ---: |")
-    for name in ("sheepop", "nanogpt"):
+    for name in ("sheepop", "sheepop with its memory", "nanogpt"):
+        if record.get(name) is None:
+            continue
         print(f"| {name} | {record[name]['loss']:.4f} | {record[name]['bits_per_byte']:.4f} |")
     for name, bits in record.get("compressors", {}).items():
         print(f"| {name} | | {bits:.4f} |")
+    for name, reason in record.get("missing", {}).items():
+        print(f"| {name} | | {reason} |")
     print(f"\n{json.dumps(record, indent=2)}")
     write_record(options.json, record)
 

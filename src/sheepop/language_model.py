@@ -15,7 +15,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, model_defaults, requested
-from sheepop.generate.likelihood import Score, score_text
+from sheepop.generate.text_score import Score, score_text
 from sheepop.generate.updates import TextStream
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
@@ -23,6 +23,7 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train as train_run
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.preference import answer_rewards
@@ -40,7 +41,9 @@ class LanguageModel:
 
     An encoder-decoder takes the ids of sources (B, S) and of targets (B, T). `defaults` are the model's own settings,
     which hold for what a call leaves out. With the setting `guesses`, `draft_model`
-    proposes the tokens of speculative decoding. Up to `max_batch_size` texts are written at a time.
+    proposes the tokens of speculative decoding. Up to `max_batch_size` texts are written at a time. The `memory` of the
+    training text, if the model has one, corrects what it predicts; ``dataclasses.replace(lm, memory=None)`` leaves it
+    out.
 
     The keys and values of earlier calls stay, so that the next turn of a conversation is read from its new tokens on;
     `close` frees them.
@@ -53,6 +56,7 @@ class LanguageModel:
     draft_model: Transformer | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     max_batch_size: int = 16
+    memory: CorpusMemory | None = None
 
     @overload
     def generate(
@@ -93,7 +97,7 @@ class LanguageModel:
 
     def score(self, text: str, *, context: int | None = None) -> Score:
         """Scores how well the model predicts each token of `text`, in windows of `context` tokens; see `score_text`."""
-        return score_text(self.model, self.tokenizer, text, context=context)
+        return score_text(self.model, self.tokenizer, text, context=context, memory=self.memory)
 
     def trace(self, prompt: str | Sequence[int], target: str | Sequence[int] | None = None) -> Trace:
         """Traces a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).
@@ -169,6 +173,7 @@ class LanguageModel:
             max_batch_size=self.max_batch_size,
             end_ids=self.end_ids,
             draft_model=self.draft_model,
+            memory=self.memory,
         )
 
     def _of_one_text(self, settings: Settings) -> GenerationConfig:
@@ -203,7 +208,10 @@ def load(
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     defaults = model_defaults(loaded.generation, str(loaded.directory / GENERATION))
     network = loaded.model.requires_grad_(False)
-    return LanguageModel(network, loaded.tokenizer, loaded.config, loaded.end_ids, draft, defaults, max_batch_size)
+    memory = None if adapters else loaded.memory
+    return LanguageModel(
+        network, loaded.tokenizer, loaded.config, loaded.end_ids, draft, defaults, max_batch_size, memory
+    )
 
 
 def train(

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import sheepop
-from sheepop.checkpoint import model_description, run_directory
+from sheepop.checkpoint import memory_file, model_description, run_directory
 from sheepop.checkpoint.model_directory import load_model
 from sheepop.core import measurements
 from sheepop.core.files import read_json
@@ -128,6 +128,7 @@ def test_the_table_of_formats_is_that_of_the_code():
         "examples of a tuned run": example_store.FORMAT_VERSION,
         "trace": store.FORMAT_VERSION,
         "evaluation": report.FORMAT_VERSION,
+        "memory of the training text": memory_file.FORMAT_VERSION,
     }
     assert {name: [int(re.findall(r"\d+", cell)[-1]) for cell in rows[name]] for name in newest} == {
         name: [version, version] for name, version in newest.items()

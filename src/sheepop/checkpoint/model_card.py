@@ -45,7 +45,7 @@ def record_scores(directory: Path, scores: Sequence[Mapping[str, Any]]) -> None:
         raise CheckpointError(f"Scores cannot be recorded for the model in {directory}: {'; '.join(problems)}.")
     tokenizer, stored = load_tokenizer(directory), read_json(directory / "config.json")
     try:
-        with _only_writer(directory):
+        with only_writer(directory):
             made = _with_scores(directory, scores)
             _replace(directory, made)
             _renew(directory / CARD, model_card(config, tokenizer, made, stored=stored))
@@ -54,10 +54,10 @@ def record_scores(directory: Path, scores: Sequence[Mapping[str, Any]]) -> None:
 
 
 @contextmanager
-def _only_writer(directory: Path) -> Iterator[None]:
-    """Locks out other processes that record scores, and removes the leftovers of a killed one."""
+def only_writer(directory: Path) -> Iterator[None]:
+    """Locks out other processes that change a finished model directory, and removes the leftovers of a killed one."""
     lock = directory / _LOCK
-    refusal = CheckpointError(f"Another process is recording scores in {directory}. Try again when it has finished.")
+    refusal = CheckpointError(f"Another process is writing to {directory}. Try again when it has finished.")
     with storage_errors(directory), exclusive_lock(lock, refusal):
         try:
             remove_partial(directory)

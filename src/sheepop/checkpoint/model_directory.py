@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sheepop.checkpoint.expected_tensors import expected_tensors, tensor_problem
 from sheepop.checkpoint.generation_settings import GENERATION, end_ids, read_generation
 from sheepop.checkpoint.lazy_tensor import ForeignModel, LazyTensor, Shape
 from sheepop.checkpoint.linked_weights import LINK, LinkedWeights
+from sheepop.checkpoint.memory_file import read_memory
 from sheepop.checkpoint.model_description import (
     PARTS,
     PROVENANCE,
@@ -43,6 +44,7 @@ from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import atomic_directory, read_json
 from sheepop.model import ModelConfig, Transformer, blank_model
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 ADAPTER = "adapter.safetensors"
@@ -63,6 +65,11 @@ class LoadedModel:
     directory: Path
     end_ids: tuple[int, ...]
     generation: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def memory(self) -> CorpusMemory | None:
+        """The memory of the training text in the directory; raises `CheckpointError` if it does not fit the model."""
+        return read_memory(self.directory, self.config.vocabulary)
 
 
 def write_model(

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,9 @@ from sheepop.cli.options import (
 from sheepop.cli.terminal import print_styled
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
+
+if TYPE_CHECKING:
+    from sheepop.generate.text_score import Score
 
 # The style of a token on a terminal by its lowest probability.
 _STYLES = ((0.5, "green"), (0.05, "yellow"), (0.0, "red"))
@@ -51,7 +54,7 @@ def score(
     """Show how well a model predicts a text: the probability of every token, and bits per byte.
 
     A rank of 1 means that no other token was likelier. The first token is not predicted, unless the tokenizer puts a
-    special token in front of every text.
+    special token in front of every text. A model with a memory of its training text is scored without it, and with it.
 
     Examples:
 
@@ -71,15 +74,12 @@ def score(
     text = _read(text)
     from sheepop.jobs.generate import score as score_with
 
-    found = score_with(model, text, context=context, device=device or "auto", dtype=dtype, adapters=adapter or ())
-    summary = {
-        "num_tokens": len(found.logprobs),
-        "loss": found.loss,
-        "perplexity": found.perplexity,
-        "bits_per_byte": found.bits_per_byte,
-    }
+    found, remembered = score_with(
+        model, text, context=context, device=device or "auto", dtype=dtype, adapters=adapter or ()
+    )
     if as_json:
-        print_json({**summary, **asdict(found)})
+        with_memory = {} if remembered is None else {"with_memory": {**_summary(remembered), **asdict(remembered)}}
+        print_json({**_summary(found), **asdict(found), **with_memory})
         return
     if not quiet:
         print_text(f"{'probability':>11} {'log-prob':>9} {'rank':>7}  token\n")
@@ -87,10 +87,25 @@ def score(
             probability = math.exp(logprob)
             style = next(style for least, style in _STYLES if probability >= least)
             print_styled(f"{probability:11.2%} {logprob:9.4f} {rank:7,}  {visible_line(piece)}\n", style)
+    for name, each in (("", found), ("With the memory of the training text: ", remembered)):
+        if each is not None:
+            print_text(f"{name}{_words(each)}\n")
+
+
+def _summary(found: Score) -> dict[str, float]:
+    return {
+        "num_tokens": len(found.logprobs),
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+    }
+
+
+def _words(found: Score) -> str:
     windows = f", in windows of {found.context:,} tokens" if len(found.logprobs) > found.context else ""
-    print_text(
+    return (
         f"{counted(len(found.logprobs), 'token')}, {found.loss:.4f} nats per token, perplexity "
-        f"{found.perplexity:.2f}, {found.bits_per_byte:.4f} bits per byte{windows}\n"
+        f"{found.perplexity:.2f}, {found.bits_per_byte:.4f} bits per byte{windows}"
     )
 
 

@@ -23,6 +23,7 @@ from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.statistics import ratio_interval, reliability
 from sheepop.generate import Generator
 from sheepop.generate.likelihood import Continuation, LikelihoodScorer, window_length
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer
 
 _WINDOWS_AT_ONCE = 64  # for each rank
@@ -192,9 +193,11 @@ def evaluate_perplexity(
     context: int | None = None,
     stride: int | None = None,
     on_done: Callable[[int], None] | None = None,
+    memory: CorpusMemory | None = None,
 ) -> Evaluation:
     """Scores `texts` in windows of `context` tokens that each predict `stride` tokens, by default half the window.
 
+    A `memory` of the training text corrects the predictions.
     `context` is that of `window_length`. `on_done` gets the number of further bytes that are finished. Raises
     `DataError` if there is nothing to predict, and `UsageError` for a window that is longer than the model's context, a
     stride that is longer than the window, and windows that do not fit the free memory.
@@ -203,7 +206,7 @@ def evaluate_perplexity(
     stride = max(1, length // 2) if stride is None else stride
     if not 1 <= stride <= length:
         raise UsageError(f"stride = {stride} must be at least 1 and at most the window of {length} tokens.")
-    scorer, tokenizer, found = LikelihoodScorer(generator), generator.tokenizer, _Found()
+    scorer, tokenizer, found = LikelihoodScorer(generator, memory=memory), generator.tokenizer, _Found()
     unknown = tokenizer.special_id("unk")
     waiting = (window for text in texts for window in windows(text, tokenizer, length, stride))
     while group := list(islice(waiting, _WINDOWS_AT_ONCE * generator.ranks.size)):

@@ -18,7 +18,7 @@ GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # The settings that beam search uses.
 _OF_SEARCH = (
     *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
-    *("use_cache", "cache_dtype", "batch_invariant"),
+    *("use_memory", "use_cache", "cache_dtype", "batch_invariant"),
 )
 # The settings that only sampling uses, with their neutral values.
 _OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
@@ -201,6 +201,8 @@ class GenerationConfig(Config):
     guesses: int = Field(default=0, ge=0, le=64)
     """How many tokens to guess ahead, so that the network checks them in one pass; this changes the speed, never the
     text."""
+    use_memory: bool = True
+    """Let the model look words up in the memory of its training text, if it has one; `false`: the network alone."""
     use_cache: bool = True
     """Cache keys and values; `false` runs the network on the whole text for every token."""
     cache_dtype: CacheDtype = "auto"

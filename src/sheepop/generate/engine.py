@@ -16,6 +16,7 @@ from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
+from sheepop.generate.recall import contexts, corrected
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
@@ -24,6 +25,7 @@ from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.generate.transfers import synchronize, upload
 from sheepop.generate.updates import Update
 from sheepop.model import Transformer
+from sheepop.model.corpus_memory import CorpusMemory
 
 BLOCK_SIZE = 16
 
@@ -50,8 +52,10 @@ class Engine:
         drafter: Drafter | None = None,
         *,
         steps_ahead: int = 0,
+        memory: CorpusMemory | None = None,
     ) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
+        self._memory = memory
         self._steps_ahead = steps_ahead
         self._started: deque[_Step] = deque()  # whose results were not read yet
         if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
@@ -77,12 +81,14 @@ class Engine:
         guesses: int = 0,
         draft: tuple[Transformer, Sampler] | None = None,
         steps_ahead: int | None = None,
+        memory: CorpusMemory | None = None,
     ) -> Engine:
         """Builds an engine whose cache has `num_blocks` blocks of `block_size` tokens.
 
         It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. Without `use_cache` it runs
         the network on whole texts. `max_tokens` per step, by default those of `tokens_per_step`, is raised to the
-        minimum that `max_sequences` texts need. `steps_ahead` is 1 on a GPU, by default, and 0 elsewhere.
+        minimum that `max_sequences` texts need. `steps_ahead` is 1 on a GPU, by default, and 0 elsewhere. A `memory`
+        corrects the logits of requests that use it.
         """
         max_tokens = max(max_tokens or tokens_per_step(model.device), max_sequences * (1 + guesses))
 
@@ -111,7 +117,7 @@ class Engine:
         scheduler = Scheduler(manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting)
         if steps_ahead is None:
             steps_ahead = int(model.device.type == "cuda")
-        return cls(runner, sampler, scheduler, drafter, steps_ahead=steps_ahead)
+        return cls(runner, sampler, scheduler, drafter, steps_ahead=steps_ahead, memory=memory)
 
     @property
     def is_idle(self) -> bool:
@@ -176,7 +182,7 @@ class Engine:
 
     def _num_ahead(self, shares: Sequence[Share]) -> int:
         """How many results are not waited for: none if nothing was started, or if something needs them to go on."""
-        if not shares or self._drafter is not None:
+        if not shares or self._drafter is not None or self._memory is not None:  # which need the tokens on the host
             return 0
         return self._steps_ahead if all(cast(Request, share.request).can_run_ahead for share in shares) else 0
 
@@ -200,7 +206,7 @@ class Engine:
             if (request := cast(Request, share.request)).is_new:
                 request.begin(share)
         sampled = None if latest is None else latest.token_ids
-        logits = self._runner.run(shares, sampled)
+        logits = self._recalled(self._runner.run(shares, sampled), shares)
         updates: list[Update] = []
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
@@ -224,6 +230,17 @@ class Engine:
             step.sampled = self._sampler.sample(logits, step.rows, sampled)
         self._started.append(step)
         return updates
+
+    def _recalled(self, logits: Tensor, shares: Sequence[Share]) -> Tensor:
+        """The logits, corrected by the memory in the rows of requests that use it."""
+        uses = [cast(Request, share.request).uses_memory for share in shares]
+        if self._memory is None or not len(logits) or not any(uses):
+            return logits
+        counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
+        rows = torch.tensor(uses).repeat_interleave(torch.tensor(counts)).to(logits.device)
+        using = [share for share, is_using in zip(shares, uses, strict=True) if is_using]
+        changed = corrected(self._memory, logits[rows], list(contexts(using, self._memory.index.longest)))
+        return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
 
     def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
         """Adds the request's texts to a step; their logits are appended to those that are `used`, from row `first` on.

@@ -27,6 +27,7 @@ from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
 from sheepop.generate.updates import TextStream, Update
 from sheepop.model import EncoderDecoder, Transformer
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.probe import someone_watches
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
@@ -53,16 +54,15 @@ class Generator:
     It computes in the data type of the model's parameters, but on a CPU whose kernels read 16 bits in float32.
 
     The engine stays between calls, so that a prompt which begins like an earlier one, such as the next turn of a
-    conversation, is read from there on only. After weights have changed in place, it reads prompts anew; `close` frees
-    its memory.
+    conversation, is read from there on only. After weights have changed in place, prompts are read anew; see `close`.
 
     `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
     memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
     smaller one with the same vocabulary, makes the guesses of `GenerationConfig.guesses`; without it they come from the
     text itself. `defaults` are the model's own settings, which callers apply with `GenerationConfig.over`. A
-    `max_seq_len` below the model's shortens its context. Several
-    `ranks` with the same weights, all called with the same arguments, share the prompts of each list and the texts to
-    score. Raises `TokenizerError` if the tokenizer has more tokens than a model.
+    `max_seq_len` below the model's shortens its context. The `memory` of the training text corrects predictions.
+    Several `ranks` with the same weights, all called with the same arguments, share prompts and texts to score. Raises
+    `TokenizerError` if the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Generator:
         defaults: Mapping[str, Any] | None = None,
         max_seq_len: int | None = None,
         ranks: Ranks = ALONE,
+        memory: CorpusMemory | None = None,
     ) -> None:
         for network in (model,) if draft_model is None else (model, draft_model):
             if tokenizer.vocab_size > network.config.vocabulary:
@@ -90,9 +91,8 @@ class Generator:
             raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}.")
         # A copy of the modules, in evaluation mode, so that a model in training keeps its own mode.
         self._model, self._copies = prepared(model if device is None else model.to(device))
-        self.tokenizer = tokenizer
-        self.max_batch_size = max_batch_size
-        self.ranks = ranks
+        self.tokenizer, self.max_batch_size = tokenizer, max_batch_size
+        self.ranks, self.memory = ranks, None if memory is None else memory.to(self._model.device)
         self.defaults = dict(defaults or {})
         self.max_seq_len = model.config.max_seq_len if max_seq_len is None else max_seq_len
         if self.max_seq_len > model.config.max_seq_len:
@@ -356,6 +356,7 @@ class Generator:
             batch_invariant=batch_invariant,
             guesses=guesses,
             draft=self._draft,
+            memory=self.memory,
         )
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts: of every token of one text, or of many continuations with shared prefixes."""
+"""Log-probabilities of given texts: of many continuations with shared prefixes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
+from sheepop.generate.recall import contexts, correction
 from sheepop.generate.runner import Reading, paged_runner
 from sheepop.generate.scheduler import Grant, Share
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.accounting.cost import pass_bytes
 from sheepop.model.attention.choose import choose_kernel
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.logits import logits_bytes
-from sheepop.tokenizer import Tokenizer
 
 # A context waits for the next pass if waiting saves it from reading at least this many tokens again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
@@ -85,13 +86,20 @@ class LikelihoodScorer:
 
     A pass reads the contexts of several texts without padding, the next passes their continuations; a prefix that texts
     share is read once while it stays in the cache. A text has at most `context` tokens, by default as many as the model
-    can read. Raises `UsageError` for an encoder-decoder, and for a longer context.
+    can read. A `memory` corrects the predictions. Raises `UsageError` for an encoder-decoder, and for a longer context.
     """
 
-    def __init__(self, generator: Generator, *, tokens_per_pass: int | None = None, context: int | None = None) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        tokens_per_pass: int | None = None,
+        context: int | None = None,
+        memory: CorpusMemory | None = None,
+    ) -> None:
         if isinstance(generator.model, EncoderDecoder):
             raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no likelihood.")
-        self._model, self._ranks = generator.model, generator.ranks
+        self._model, self._ranks, self._memory = generator.model, generator.ranks, memory
         self._tokens_per_pass = tokens_per_pass or tokens_per_step(self._model.device)
         self.longest = window_length(self._model, context or self._model.config.max_seq_len)
 
@@ -110,7 +118,7 @@ class LikelihoodScorer:
             nonlocal num_done
             found = []
             if here := [groups[number] for number in numbers]:
-                reading = _Reading(self._model, here, self._tokens_per_pass)
+                reading = _Reading(self._model, here, self._tokens_per_pass, self._memory)
                 with torch.inference_mode(), torch.autocast(self._model.device.type, enabled=False):
                     for group, scored in reading.run():
                         found.append([scored[continuation] for continuation in group.continuations])
@@ -150,8 +158,10 @@ class LikelihoodScorer:
 class _Reading:
     """Reads the contexts of sorted groups, as many per pass as fit its tokens, and then their continuations."""
 
-    def __init__(self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int) -> None:
-        self._groups, self._tokens_per_pass, self._head = groups, tokens_per_pass, model.lm_head
+    def __init__(
+        self, model: Transformer, groups: Sequence[_Group], tokens_per_pass: int, memory: CorpusMemory | None
+    ) -> None:
+        self._groups, self._tokens_per_pass, self._head, self._memory = groups, tokens_per_pass, model.lm_head, memory
         longest = max(len(group.context) + max(map(len, group.continuations)) for group in groups)
         # Room for one longest text and a pass of others, and for every fork a block that it begins and one it copies.
         texts = -(-longest // BLOCK_SIZE) + -(-tokens_per_pass // BLOCK_SIZE)
@@ -209,13 +219,14 @@ class _Reading:
     ) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
         """Scores the continuations of contexts that were read; `states_RD` has a row for each context."""
         pairs = [(row, found) for row, group in enumerate(groups) for found in group.continuations]
-        firsts = self._judge(states_RD, [found[0] for _, found in pairs], [row for row, _ in pairs])
+        before = [text.context for text in texts]
+        firsts = self._judge(states_RD, before, [found[0] for _, found in pairs], [row for row, _ in pairs])
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
         waiting = [(row, found) for row, found in pairs if len(found) > 1]
         while waiting:
             forks, shares = self._forks(waiting, texts)
             tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._states(shares), tokens))
+            rest = iter(self._judge(self._states(shares), self._contexts_of(shares), tokens))
             for pair, fork in zip(waiting, forks, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
                 assert fork.table is not None
@@ -272,9 +283,23 @@ class _Reading:
                 copies = reserved
         return torch.cat(found)
 
-    def _judge(self, states_RD: Tensor, token_ids: Sequence[int], rows: Sequence[int] | None = None) -> list[_Judged]:
-        """Scores each of `token_ids` as the next token after the state in its row, by default one for each state."""
-        found = self._head.judge(states_RD, torch.tensor(token_ids), None if rows is None else torch.tensor(list(rows)))
+    def _contexts_of(self, shares: Sequence[Share]) -> Sequence[Sequence[int]]:
+        """The tokens before each prediction that the memory looks at; none without a memory."""
+        return [] if self._memory is None else list(contexts(shares, self._memory.index.longest))
+
+    def _judge(
+        self,
+        states_RD: Tensor,
+        before: Sequence[Sequence[int]],
+        token_ids: Sequence[int],
+        rows: Sequence[int] | None = None,
+    ) -> list[_Judged]:
+        """Scores each of `token_ids` as the next token after the state in its row, by default one for each state.
+
+        The memory looks at the tokens `before` each state's prediction.
+        """
+        places = None if rows is None else torch.tensor(list(rows))
+        found = self._head.judge(states_RD, torch.tensor(token_ids), places, correction(self._memory, before))
         return list(
             zip(found.logprobs.tolist(), found.is_likeliest.tolist(), found.best_logprobs.tolist(), strict=True)
         )
@@ -289,37 +314,6 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix."""
     same = (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     return next(same, min(len(one), len(other)))
-
-
-@dataclass(frozen=True)
-class Score:
-    """The predicted tokens of a text, `token_ids`, with their `logprobs` (natural logarithms) and `ranks` (from 1).
-
-    They were read in windows of `context` tokens. The first token of a text is predicted only if the tokenizer puts a
-    prefix token before it.
-    """
-
-    token_ids: list[int]
-    pieces: list[str]
-    logprobs: list[float]
-    ranks: list[int]
-    num_bytes: int
-    context: int
-
-    @property
-    def loss(self) -> float:
-        """The mean loss, in nats per token."""
-        return -math.fsum(self.logprobs) / len(self.logprobs)
-
-    @property
-    def perplexity(self) -> float:
-        """e to the power of the loss."""
-        return math.exp(self.loss)
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of the predicted tokens."""
-        return -math.fsum(self.logprobs) / math.log(2) / self.num_bytes
 
 
 def window_length(model: Transformer, context: int | None = None) -> int:
@@ -359,38 +353,3 @@ def require_memory(model: Transformer, num_tokens: int, num_keys: int, cache_byt
         f"Scoring {num_keys:,} tokens at a time needs {most / 1e9:.1f} GB beside the weights, and {free / 1e9:.1f} GB "
         f"are free. Score shorter texts or windows: --context {shorter}"
     )
-
-
-@torch.inference_mode()
-def score_text(model: Transformer, tokenizer: Tokenizer, text: str, *, context: int | None = None) -> Score:
-    """Predicts every token of `text` from the tokens before it.
-
-    A text longer than a window of `context` tokens, by default at most 2,048, is read in windows that overlap by half,
-    so that each token is predicted once, from at least half a window. Raises `UsageError` for a text without a token to
-    predict, a window that is longer than the model's context, and one that does not fit the free memory.
-    """
-    if isinstance(model, EncoderDecoder):
-        raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no score.")
-    token_ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
-    if len(token_ids) < 2:
-        raise UsageError("The text has no token that follows another, so there is nothing to predict.")
-    length = window_length(model, context)
-    stride = max(1, length // 2)
-    logprobs: list[float] = []
-    ranks: list[int] = []
-    network = model.sharing_copy().eval()
-    require_memory(network, min(length, len(token_ids)), min(length, len(token_ids)))
-    end = 1
-    while end < len(token_ids):
-        begin = max(0, end - 1 - (length - stride))
-        stop = min(len(token_ids), begin + length + 1)
-        window = torch.tensor(token_ids[begin:stop], device=model.device)
-        hidden_TD = network.hidden_states(window[None, :-1])[0, end - begin - 1 :]
-        found = network.lm_head.judge(hidden_TD, window[end - begin :])
-        logprobs += found.logprobs.tolist()
-        ranks += found.ranks.tolist()
-        end = stop
-    predicted = token_ids[1:]
-    of_tokens = [tokenizer.token_bytes(token_id) for token_id in predicted]
-    pieces = [data.decode("utf-8", errors="replace") for data in of_tokens]
-    return Score(predicted, pieces, logprobs, ranks, sum(map(len, of_tokens)), length)

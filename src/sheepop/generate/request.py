@@ -343,6 +343,7 @@ class Request:
         self.num_cached, self.seconds_waited = 0, 0.0
         self.is_new, self._made = True, time.monotonic()
         self.can_run_ahead = matcher is None and config.num_beams == 1
+        self.uses_memory = config.use_memory and adapter is None  # the memory fits the network without adapters
         self.beam: Beam | None = None
         self.branches: list[Branch] = []
         if config.num_beams > 1:

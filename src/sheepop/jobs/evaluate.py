@@ -30,6 +30,7 @@ from sheepop.evaluate.verdicts import judged
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.jobs.generate import Loader, load_generator
 from sheepop.jobs.run.record import find_corpus, view_run_config
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import ChatTemplate
 
@@ -64,10 +65,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded model to evaluate."""
+    """A loaded model to evaluate: its `generator` is the network alone, `memory` that of its training text, if any."""
 
     place: Place
     generator: Generator
+    memory: CorpusMemory | None = None
 
 
 Evaluate = Callable[[Subject], Sequence[Evaluation]]
@@ -130,8 +132,9 @@ def run_evaluations(
         for place in found_models(models, console, checkpoints=how.checkpoints):
             console.info(f"Evaluating {place.name}")
             loaded = load(place.directory)
+            memory = None if how.adapters else loaded.memory
             generator = Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, ranks=ranks)
-            evaluations = list(evaluate(Subject(place, generator)))
+            evaluations = list(evaluate(Subject(place, generator, memory)))
             results.append(ModelResults(place.name, evaluations, place.about()))
             generator.close()
             if how.records and not how.adapters and ranks.is_first:

@@ -26,6 +26,7 @@ from sheepop.evaluate.report import REPORT
 from sheepop.evaluate.results import Evaluation, Table, over_seeds
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.evaluate import How, Outcome, Subject, compare_reports, run_evaluations
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import ChatTemplate
 
 _ANSWER_TOKENS = 128
@@ -48,27 +49,34 @@ class Perplexity:
     console: Console
 
     def __call__(self, subject: Subject) -> list[Evaluation]:
-        """One evaluation."""
+        """One evaluation of the network alone, and one with its memory of the training text if it has one."""
         corpus = subject.place.corpus()
         everything = held_texts(self.data) if self.data else _held_out(corpus, subject.place.name)
         texts = everything.sample(self.limit)
         num_bytes = sum(len(text.text.encode("utf-8")) for text in texts.read())
-        with self.console.progress("Predicting", num_bytes / 1e3, "kB") as progress:
-            found = evaluate_perplexity(
-                subject.generator,
-                texts.read(),
-                name=", ".join(path.name for path in self.data) or "held-out text",
-                context=self.context,
-                stride=self.stride,
-                on_done=lambda count: progress.advance(count / 1e3),
-            )
-        found = replace(found, settings={**found.settings, "texts": texts.count})
+        name = ", ".join(path.name for path in self.data) or "held-out text"
+        names: dict[str, CorpusMemory | None] = {name: None}
+        if subject.memory is not None:
+            names[f"{name}, with the memory of the training text"] = subject.memory
+        found = []
+        with self.console.progress("Predicting", len(names) * num_bytes / 1e3, "kB") as progress:
+            for each, memory in names.items():
+                evaluation = evaluate_perplexity(
+                    subject.generator,
+                    texts.read(),
+                    name=each,
+                    context=self.context,
+                    stride=self.stride,
+                    on_done=lambda count: progress.advance(count / 1e3),
+                    memory=memory,
+                )
+                found.append(replace(evaluation, settings={**evaluation.settings, "texts": texts.count}))
         if texts.count < everything.count:
             note = f"A sample: {texts.count:,} of {everything.count:,} texts, evenly spaced."
-            found = replace(found, notes=[note, *found.notes])
+            found = [replace(each, notes=[note, *each.notes]) for each in found]
         if not self.compressors or not subject.generator.ranks.is_first:
-            return [found]
-        return [self._beside_compressors(found, texts, num_bytes, corpus)]
+            return found
+        return [self._beside_compressors(found[0], texts, num_bytes, corpus), *found[1:]]
 
     def _beside_compressors(self, found: Evaluation, texts: Held, num_bytes: int, corpus: Corpus | None) -> Evaluation:
         marks = compress(

@@ -17,6 +17,7 @@ from sheepop.checkpoint.generation_settings import GENERATION, end_ids
 from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
 from sheepop.checkpoint.identity import identities
 from sheepop.checkpoint.lazy_tensor import ForeignModel, converted, dtype_named, total_bytes, watched
+from sheepop.checkpoint.memory_file import has_memory
 from sheepop.checkpoint.model_description import read_adapter_config
 from sheepop.checkpoint.model_directory import open_model
 from sheepop.checkpoint.model_kind import is_gguf, is_model, require_apart, require_free
@@ -99,6 +100,8 @@ def export_model(
         if format == "peft":
             raise UsageError("merge is for formats hf and gguf; peft writes the adapter alone.")
         _require_adapter(Path(model))
+    if has_memory(resolve_model_directory(Path(model))):
+        report.console.warn("No other program reads the memory of the training text, so it is left out.")
     if format == "gguf":
         require_free(report.output, overwrite, "a GGUF file", is_gguf)
         gguf_type = _GGUF_TYPES[dtype] if dtype else quantize

@@ -12,7 +12,7 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import model_defaults
-from sheepop.generate.likelihood import Score, score_text
+from sheepop.generate.text_score import Score, score_text
 from sheepop.model import EncoderDecoder, Transformer
 
 
@@ -69,7 +69,14 @@ def load_generator(
     loaded = Loader(adapters, device=device, dtype=dtype, tensor_parallel=tensor_parallel)(model)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     defaults = model_defaults(loaded.generation, str(loaded.directory / GENERATION))
-    return Generator(loaded.model, loaded.tokenizer, end_ids=loaded.end_ids, draft_model=draft, defaults=defaults)
+    return Generator(
+        loaded.model,
+        loaded.tokenizer,
+        end_ids=loaded.end_ids,
+        draft_model=draft,
+        defaults=defaults,
+        memory=None if adapters else loaded.memory,  # which knows the network without adapters
+    )
 
 
 def load_draft(path: str | Path, target: LoadedModel, dtype: str | None) -> Transformer:
@@ -127,7 +134,14 @@ def score(
     device: str = "auto",
     dtype: str | None = None,
     adapters: Sequence[str | Path] = (),
-) -> Score:
-    """Loads a model with `adapters` and scores how well it predicts `text`, token by token; see `score_text`."""
+) -> tuple[Score, Score | None]:
+    """Loads a model with `adapters` and scores how well it predicts `text`, token by token; see `score_text`.
+
+    The second score is that with the model's memory of its training text, None if it has none or `adapters` are given.
+    """
     loaded = load_adapted(model, adapters, device=device, dtype=dtype)
-    return score_text(loaded.model, loaded.tokenizer, text, context=context)
+    alone = score_text(loaded.model, loaded.tokenizer, text, context=context)
+    if adapters or loaded.memory is None:
+        return alone, None
+    memory = loaded.memory.to(loaded.model.device)
+    return alone, score_text(loaded.model, loaded.tokenizer, text, context=context, memory=memory)

@@ -19,11 +19,12 @@ from sheepop.adapt.quantization import (
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import LoadedModel, load_model, save_model
 from sheepop.checkpoint.identity import identities
+from sheepop.checkpoint.memory_file import has_memory
 from sheepop.checkpoint.model_kind import BASE, is_model, require_apart, require_free
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.likelihood import Score, score_text
+from sheepop.generate.text_score import Score, score_text
 from sheepop.model import Transformer
 
 # Number and length of the texts that the model generates for the measurement.
@@ -59,6 +60,8 @@ def quantize_model(
     require_apart(Path(model), output)
     require_free(output, overwrite, "a model", is_model)
     loaded = load_model(model)
+    if has_memory(loaded.directory):
+        console.warn("The memory of the training text is left out: it fits only the weights that it was made with.")
     bytes_before = weight_bytes(loaded.model.parameters())
     if any(isinstance(weight, StoredWeight) for weight in loaded.model.parameters()):
         if "imported" not in loaded.provenance or "quantized" in loaded.provenance:

@@ -31,7 +31,7 @@ from sheepop.train.validation import TokenScores
 
 _MINUTES = 5.0
 _SAMPLE_TOKENS = 100
-_OURS = "this model"
+_OURS, _OURS_WITH_MEMORY = "this model", "this model with its memory of the training text"
 _RULE_WIDTH = 72
 _ALL = 0.9
 # Left out of the standard library's folder: installed packages, and tests, which are more data than text.
@@ -119,6 +119,8 @@ def render_outcome(outcome: TrainOutcome) -> list[tuple[str, str]]:
     baselines = outcome.baselines
     assert isinstance(outcome.scores, TokenScores) and baselines is not None
     bits = {**baselines.named, _OURS: outcome.scores.bits_per_byte}
+    if isinstance(outcome.with_memory, TokenScores):
+        bits[_OURS_WITH_MEMORY] = outcome.with_memory.bits_per_byte
     prompt = outcome.completions[0].prompt if outcome.completions else None
     width = max(map(len, bits))
     pieces += [
@@ -126,7 +128,7 @@ def render_outcome(outcome: TrainOutcome) -> list[tuple[str, str]]:
         (f"Held-out text, bits per byte (lower is better), {_read(outcome.scores.bytes, baselines.bytes)}:\n", ""),
     ]
     for name, value in sorted(bits.items(), key=lambda item: -item[1]):
-        mark, style = (">", "bold green") if name == _OURS else (" ", "")
+        mark, style = (">", "bold green") if name in (_OURS, _OURS_WITH_MEMORY) else (" ", "")
         pieces.append((f"{mark} {name:{width}}  {value:.3f}\n", style))
     lines = [
         "",

@@ -57,6 +57,8 @@ MOST_ROW_TOKENS = 2048
 _FEW_WEIGHTS = 1_000_000
 # Held-out tokens of each validation in a run with a budget in minutes.
 _EVAL_TOKENS = 16_384
+# Tokens of the longest context that a memory of the text looks up.
+_MEMORY_CONTEXT = 24
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ def _choices(
     choices["training"] = _training(size, _section(given, "training"))
     length = _size(data, "max_length") or _size({**choices.get("model", {}), **preset, **model}, "max_seq_len")
     if "eval_tokens" in choices["training"] and length and not keeps_model and reads_text:
-        choices["training"]["eval_stride"] = max(1, length // 2)
+        choices["training"] |= {"eval_stride": max(1, length // 2), "memory": {"longest": _MEMORY_CONTEXT}}
     return _opened(choices, given)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ from sheepop.model.loss import (
     score_tokens,
 )
 from sheepop.model.native_scoring import score_natively, suits_native_scoring
+
+Correct = Callable[[slice, Tensor], Tensor]
+"""Returns the logits (R, V) of a slice of the rows, corrected."""
 
 
 class Judged(NamedTuple):
@@ -125,13 +128,15 @@ class OutputHead(nn.Linear):
             del logits_RV, part_RV  # so that two chunks never exist at a time
 
     @torch.no_grad()
-    def judge(self, hidden_ND: Tensor, token_ids_M: Tensor, rows_M: Tensor | None = None) -> Judged:
+    def judge(
+        self, hidden_ND: Tensor, token_ids_M: Tensor, rows_M: Tensor | None = None, correct: Correct | None = None
+    ) -> Judged:
         """Judges each token as the next one after the hidden state in its row, by default one token for each row.
 
-        `rows_M` are ascending. All results are on the CPU.
+        `rows_M` are ascending. `correct` changes the logits of some rows. All results are on the CPU.
         """
         rows = torch.arange(len(hidden_ND)) if rows_M is None else rows_M.cpu()
-        if self._is_plain and suits_native_scoring(hidden_ND, self.weight):
+        if correct is None and self._is_plain and suits_native_scoring(hidden_ND, self.weight):
             scored = score_natively(hidden_ND, self.weight, self.bias, self.soft_cap, token_ids_M, rows)
             best = (scored.top - scored.log_sum)[rows].float()
             likeliest = scored.likeliest[rows] == token_ids_M
@@ -143,6 +148,8 @@ class OutputHead(nn.Linear):
         found = Judged(*(torch.empty(len(rows), dtype=kind) for kind in kinds))
         exact = torch.float32
         for places, logits_RV in self.blocks_of_logits(hidden_ND):
+            if correct is not None:
+                logits_RV = correct(places, logits_RV)
             exact = logits_RV.dtype
             begin, end = torch.searchsorted(rows, torch.tensor([places.start, places.stop])).tolist()
             where = (rows[begin:end] - places.start).to(hidden_ND.device)

@@ -60,6 +60,7 @@ class ServedModel:
             end_ids=loaded.end_ids,
             defaults=model_defaults(loaded.generation, str(loaded.directory / GENERATION)),
             max_seq_len=config.max_model_len,
+            memory=None if base is not None else loaded.memory,
         )
         self.adapter: Adapter | None = None
         self.worker: EngineWorker

@@ -43,6 +43,8 @@ _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
 _REPORT_SECONDS = 4.0  # the last samples and the report
+# Of a memory: to train its gate, to index a token twice, and to look up a held-out token. Two cores of 2.5 GHz.
+_GATE_SECONDS, _INDEX_SECONDS, _RECALL_SECONDS = 10.0, 2e-6, 3e-5
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough
@@ -204,19 +206,24 @@ def besides_the_loop(
     held_out: int,
     seq_len: float,
     console: Console,
+    num_tokens: float = 0.0,
 ) -> tuple[StepTime | None, int | None]:
     """`timing` with all that a budget in minutes pays for besides the loop, and the held-out tokens of the last score.
 
-    These are `elapsed` seconds so far, some for the report, and the score of all `held_out` tokens (None), or of as
-    many as a fifth of the minutes allow. A line says how long the run takes, also if that is longer than asked for
-    because training gets half of the minutes at least.
+    These are `elapsed` seconds so far, some for the report, those for a memory of `num_tokens` training tokens, and the
+    score of all `held_out` tokens (None), or of as many as a fifth of the minutes allow. A line says how long the run
+    takes, also if that is longer than asked for because training gets half of the minutes at least.
     """
     if timing is None or config.max_minutes is None:
         return timing, None
     seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
+    if config.memory is not None:
+        seconds = 2 * seconds + _RECALL_SECONDS * held_out
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
     minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS
+    if config.memory is not None:
+        after += _GATE_SECONDS + _INDEX_SECONDS * min(num_tokens, config.memory.max_tokens)
     training = _left(minutes, elapsed + after)
     total = elapsed + training + after
     longer = "" if total <= (1 + _NOTED) * 60 * minutes else f", so the run takes about {total:,.0f} s in all"

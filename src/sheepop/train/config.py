@@ -111,6 +111,22 @@ class LayerConfig(Config):
     """The decay of the matrices among them; `null` means `training.weight_decay`."""
 
 
+class MemoryConfig(Config):
+    """A memory of the training text, which corrects the model's predictions by what followed the same words there.
+
+    It is built after the last step and stored with the best checkpoint.
+    """
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**26)] = 2**24
+    """Most training tokens that it holds: 2 bytes each on disk for a vocabulary up to 65,536, else 4, and 12 in memory.
+    Of a longer text it holds whole documents, drawn at random."""
+    longest: Annotated[int, Field(ge=1, le=64)] = 24
+    """Most tokens of a context that it looks up."""
+    reserved_tokens: Annotated[int, Field(ge=1)] = 2**16
+    """About how many tokens of training documents, at most a fiftieth of the text, the network is not trained on, so
+    that the memory learns from them how far to trust its finds."""
+
+
 class TrainingConfig(Config):
     """The settings of training. Steps are optimizer steps; batch sizes count sequences."""
 
@@ -243,6 +259,8 @@ class TrainingConfig(Config):
     """Number of newest checkpoints to keep, in addition to the best and the milestones."""
     keep_milestones: MayChange[bool] = True
     """Also save and keep checkpoints at the milestones, 10, 25 and 50 percent of the plan."""
+    memory: MemoryConfig | None = None
+    """A memory of the training text, which the model looks words up in; `null` builds none."""
     trouble: TroubleConfig = Field(default_factory=TroubleConfig)
     """How a run treats a step whose loss or gradient cannot be right."""
     verify_interval: MayChange[Count | None] = None

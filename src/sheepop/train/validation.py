@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from sheepop.core.facts import counted
-from sheepop.data import Batches
+from sheepop.data import Batch, Batches
 from sheepop.model import IGNORE_INDEX, Outputs, Transformer
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.head import OutputHead
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.train.objective import Objective
@@ -93,8 +95,9 @@ def validate(
     max_tokens: int | None = None,
     on_batch: Callable[[int], None] | None = None,
     ranks: Ranks = ALONE,
+    memory: CorpusMemory | None = None,
 ) -> TokenScores:
-    """Scores `model`, which is in evaluation mode, on the samples of `batches` in order.
+    """Scores `model`, which is in evaluation mode, on the samples of `batches` in order, with its `memory` or without.
 
     `byte_lengths` (V,) gives the bytes of each token. With `max_tokens` it scores samples at even distances over the
     whole split, with about that many positions. `on_batch` is called with the number of samples of each batch. Each of
@@ -112,7 +115,12 @@ def validate(
             batch = TensorBatch.from_numpy(samples, device)
             with autocast(device, precision):
                 inputs: dict[str, Any] = dict(batch.inputs)
-                batch_loss, right = model.lm_head.score(model.hidden_states(**inputs), batch.labels)
+                hidden_BTD = model.hidden_states(**inputs)
+                batch_loss, right = (
+                    model.lm_head.score(hidden_BTD, batch.labels)
+                    if memory is None
+                    else _score_with(memory, model, hidden_BTD, samples)
+                )
             loss_sum += batch_loss.item()
             correct += int(right)
             labels = samples.labels[samples.labels != IGNORE_INDEX]
@@ -209,3 +217,18 @@ def mean_losses(
         nothing = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
         measured = {name: ranks.total(measured.get(name, value)) for name, value in nothing.items()}
     return MeanLosses(total / max(1, supervised), int(supervised), measured)
+
+
+def _score_with(memory: CorpusMemory, model: Transformer, hidden_BTD: Tensor, samples: Batch) -> tuple[Tensor, Tensor]:
+    """The summed cross-entropy and the number of right predictions, with the memory of the model."""
+    device = hidden_BTD.device
+    input_ids, positions, labels = (
+        torch.from_numpy(array).to(device) for array in (samples.input_ids, samples.positions, samples.labels)
+    )
+    recalled, labels_N = memory.recall(input_ids, positions + 1), labels.flatten()
+    loss, right = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+    for places, logits_RV in model.lm_head.blocks_of_logits(hidden_BTD.flatten(0, 1)):
+        corrected, own = memory(logits_RV, recalled.rows(places)), labels_N[places]
+        loss += functional.cross_entropy(corrected, own, ignore_index=IGNORE_INDEX, reduction="sum").double().cpu()
+        right += (corrected.argmax(-1) == own).sum().cpu()
+    return loss, right

@@ -240,12 +240,18 @@ def _add_scores(page: Page, found: _Found) -> None:
     else:
         page.add_text("There are no scores yet, or nothing is held out.")
         return
+    remembered = found.metrics.last("score_with_memory") if scores is not None else {}
     labels = _SCORE_LABELS
     if "pairs" in values or "completions" in values:  # rates of pairs and of completions, not of tokens
         labels = {**labels, "loss": "Loss", "accuracy": "In the right order", "tokens": "Tokens written"}
     page.add_facts([(label, _score(key, values[key])) for key, label in labels.items() if key in values])
+    if remembered:
+        page.add_text("The same model with its memory of the training text, which corrects what it predicts:")
+        page.add_facts([(label, _score(key, remembered[key])) for key, label in labels.items() if key in remembered])
     if baselines is not None:
         bits = {**baselines.named, "▸ this model": number(values.get("bits_per_byte"))}
+        if remembered:
+            bits["▸ this model with its memory of the training text"] = number(remembered.get("bits_per_byte"))
         page.add_table(
             ["Predictor", "Bits per byte"],
             [

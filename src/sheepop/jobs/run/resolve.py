@@ -91,8 +91,9 @@ def resolved(
     chooses = task.origin is not None and not request.ranks.are_several
     training = in_memory(task, training, request.given, device, chooses_rows=chooses)
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
+    num_tokens = task.schedule.num_samples * batches.tokens_per_sample
     timing, scored = besides_the_loop(
-        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, task.console
+        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, task.console, num_tokens
     )
     settled = resolve_training(
         training,

@@ -39,6 +39,7 @@ class TrainOutcome:
     best_step: int
     ended_early: bool  # because the held-out loss stopped improving
     scores: Scores | None = None  # of the best checkpoint on the whole held-out split, if there is one
+    with_memory: Scores | None = None  # the same with its memory of the training text, if it has one
     try_out: str | None = None  # the command that tries the model
     baselines: Baselines | None = None
     completions: Sequence[Completion] = ()
@@ -65,7 +66,7 @@ class TrainOutcome:
     def to_dict(self) -> dict[str, Any]:
         """The run, its scores, baselines, samples, times and advice as plain data."""
         found = asdict(self)
-        named = {name: found[name] for name in ("scores", "baselines", "completions", "seconds")}
+        named = {name: found[name] for name in ("scores", "with_memory", "baselines", "completions", "seconds")}
         return {"run": str(self.run), **named, "advice": self.advice}
 
 
@@ -122,10 +123,12 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
     """The outcome of a finished run; the first rank scores its best checkpoint on everything that is held out."""
     with run.times("Scoring"), run.request.ranks.together():
         from sheepop.checkpoint import load_model, resolve_model_directory
+        from sheepop.checkpoint.memory_file import write_memory
         from sheepop.checkpoint.model_description import PROVENANCE
 
-        path, last = run.directory.path, run.directory.steps()[-1]
-        provenance = read_json(resolve_model_directory(path) / PROVENANCE)
+        path = run.directory.path
+        best, last = resolve_model_directory(path), run.directory.steps()[-1]
+        provenance = read_json(best / PROVENANCE)
         outcome = TrainOutcome(
             path,
             last,
@@ -134,18 +137,30 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             ended_early=last < total_steps,
             try_out=run.task.try_out(),
         )
-        held_out = run.task.held_out()
-        if held_out is None or not run.request.ranks.is_first:
+        held_out, remembers = run.task.held_out(), run.config.training.memory is not None
+        if (held_out is None and not remembers) or not run.request.ranks.is_first:
             return outcome
         model = load_model(path, run.device).model
-        with run.console.progress("Scoring", held_out.num_samples, "samples") as progress:
+        memory = run.task.memory(model)
+        if memory is not None:
+            write_memory(best, memory)
+        if held_out is None:
+            return outcome
+        passes = 1 if memory is None else 2
+        with run.console.progress("Scoring", passes * held_out.num_samples, "samples") as progress:
             most = None if run.record.deadline is None else run.record.deadline.scored_tokens
-            scores = run.task.score(model, held_out, run.device, max_tokens=most, on_batch=progress.advance)
-        # The score is the last row of the metrics; more steps will replace it.
+            how: dict[str, Any] = {"max_tokens": most, "on_batch": progress.advance}
+            scores = run.task.score(model, held_out, run.device, **how)
+            remembered = None
+            if memory is not None:
+                remembered = run.task.score_with_memory(model, memory, held_out, run.device, **how)
+        # The scores are the last rows of the metrics; more steps will replace them.
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as log:
             log.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
+            if remembered is not None:
+                log.append({"step": outcome.best_step, "split": "score_with_memory", **remembered.to_dict()})
             log.sync()
-        return replace(outcome, scores=scores)
+        return replace(outcome, scores=scores, with_memory=remembered)
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:

@@ -22,18 +22,21 @@ from sheepop.jobs.task.corpus_batches import (
     build_schedule,
     fit_data_to_architecture,
     open_corpus,
+    reads_pairs,
     refuse_ignored_settings,
     require_fitting_corpus,
     warn_of_long_pairs,
 )
-from sheepop.jobs.task.interface import Task
+from sheepop.jobs.task.interface import Task, with_training
 from sheepop.jobs.task.samples import (
     generate_command,
     held_out_prompt,
     with_prompts,
 )
 from sheepop.model import Transformer
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer
+from sheepop.train.memory_gate import build_memory, reserved_documents
 
 
 class CorpusTask(Task):
@@ -57,6 +60,8 @@ class CorpusTask(Task):
                 "already have embeddings. Leave out one of the two."
             )
         config = requested
+        if requested.training.memory is not None and reads_pairs(requested):
+            raise ConfigError("training.memory is for text, but an encoder-decoder learns from pairs. Leave it out.")
         if origin is not None:
             origin.require_floats()
             config = origin.inherit(requested, given)
@@ -69,7 +74,24 @@ class CorpusTask(Task):
         require_fitting_corpus(task.config, task.corpus)
         if origin is not None:
             origin.require(task.corpus)
-        return task
+        return task._with_documents_for_memory(given)
+
+    def _with_documents_for_memory(self, given: Mapping[str, Any]) -> Self:
+        """The task, without the memory that the recipe chose if the text has too few documents for one.
+
+        Raises `ConfigError` if that was `given`.
+        """
+        memory, train = self.config.training.memory, self.corpus.train
+        if memory is None or len(reserved_documents(train, memory, self.config.seed)):
+            return self
+        why = (
+            f"A memory of the text keeps some documents for itself, but each of the {train.num_documents:,} has more "
+            f"than a fiftieth of the text, or more than training.memory.reserved_tokens = {memory.reserved_tokens:,}."
+        )
+        if isinstance(training := given.get("training"), Mapping) and training.get("memory") is not None:
+            raise ConfigError(f"{why} Give text of more documents, or leave training.memory out.")
+        self.console.info(f"{why} So this run has none.")
+        return self.with_config(with_training(self.config, self.config.training.replace(memory=None)))
 
     def require_data_of(self, before: Mapping[str, Any]) -> None:
         """Refuses other text; a finished corpus may have moved, and `data.paths` names its place now."""
@@ -152,6 +174,21 @@ class CorpusTask(Task):
         except (SheepOpError, OSError):
             return []
         return list(names)
+
+    def memory(self, model: Transformer) -> CorpusMemory | None:
+        """The memory of the training text that `training.memory` asks for."""
+        settings = self.config.training.memory
+        if settings is None:
+            return None
+        return build_memory(
+            model,
+            self.corpus.train,
+            settings,
+            seed=self.config.seed,
+            max_length=self.batches().max_length,
+            pad_id=self.tokenizer().filler_id,
+            precision=self.config.training.precision,
+        )
 
     def held_out(self) -> Batches | None:
         """The rows of the held-out text."""

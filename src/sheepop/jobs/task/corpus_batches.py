@@ -34,6 +34,7 @@ from sheepop.data.mixing import SourceNumbers, SourcePattern
 from sheepop.data.shards import DocumentView, TokenSource
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
+from sheepop.train.memory_gate import other_documents, reserved_documents
 
 
 def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console, *, shrinks: bool = False) -> Corpus:
@@ -178,7 +179,10 @@ def build_schedule(
     Raises `ConfigError` or `DataError` if the settings do not fit the corpus.
     """
     training, tokenizer, seed = config.training, corpus.tokenizer(), config.seed
-    views = _views(training.mixture, corpus) if training.mixture else [None]
+    views: list[DocumentView | None] = [*_views(training.mixture, corpus)] if training.mixture else [None]
+    if training.memory is not None:
+        reserved = reserved_documents(corpus.train, training.memory, seed)
+        views = [other_documents(corpus.train if view is None else view, reserved) for view in views]
     batches = [build_batches(config, corpus.train if view is None else view, tokenizer) for view in views]
     orders: list[SampleOrder]
     if training.curriculum == "easy_to_hard":

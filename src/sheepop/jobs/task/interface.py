@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
 from sheepop.core.console import Console
+from sheepop.core.errors import ConfigError
 from sheepop.data import Batches, BatchSchedule
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.samples import Samples, TrainingSamples, TrainingTraces, check_samples
 from sheepop.model import Transformer, build_model
+from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.tokenizer import Tokenizer
 from sheepop.train import Scores, TrainingConfig, validate
@@ -103,6 +105,8 @@ class Task(ABC):
 
     def check(self) -> None:
         """Raises `ConfigError` for settings that would end a new or resumed run halfway, such as unusable prompts."""
+        if self.config.training.memory is not None and self.config.tuning.method is not None:
+            raise ConfigError("training.memory is for runs that learn from text, not for post-training. Leave it out.")
         check_samples(self.config, self.tokenizer(), self.sample_prompts())
 
     @abstractmethod
@@ -179,6 +183,33 @@ class Task(ABC):
             max_tokens=max_tokens,
             on_batch=on_batch,
             ranks=ranks,
+        )
+
+    def memory(self, model: Transformer) -> CorpusMemory | None:
+        """The memory of the training text for the finished model; None if the settings ask for none."""
+        return None
+
+    def score_with_memory(
+        self,
+        model: Transformer,
+        memory: CorpusMemory,
+        held_out: Batches,
+        device: str,
+        *,
+        max_tokens: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Scores:
+        """Scores a model with its memory, in one process; see `score`."""
+        return validate(
+            model,
+            held_out,
+            self.tokenizer().byte_lengths(),
+            batch_size=self.evaluation_batch,
+            precision=self.config.training.precision,
+            device=device,
+            max_tokens=max_tokens,
+            on_batch=on_batch,
+            memory=memory,
         )
 
     @property

@@ -1,0 +1,104 @@
+"""The index and the memory of a corpus, against loops over lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.model.corpus_index import CorpusIndex
+from sheepop.model.corpus_memory import LEVELS, CorpusMemory
+
+VOCABULARY, LONGEST = 5, 9
+
+
+def corpus(count: int = 300, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def made_memory(tokens: Tensor, longest: int = LONGEST) -> CorpusMemory:
+    torch.manual_seed(0)
+    return CorpusMemory(CorpusIndex.build(tokens, VOCABULARY, longest)).double()
+
+
+def followers(tokens: list[int], context: list[int]) -> list[int]:
+    """What follows a context in the ring of tokens, by looking at every place."""
+    ring, size = tokens * (1 + LONGEST), len(context)
+    return sorted(ring[place + size] for place in range(len(tokens)) if ring[place : place + size] == context)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40, 300])
+def test_the_index_finds_what_follows_each_context(count: int) -> None:
+    tokens, rows = corpus(count), corpus(2 * 12, seed=1).view(2, 12)
+    index = CorpusIndex.build(tokens, VOCABULARY, LONGEST)
+    depths = torch.arange(1, 13).expand(2, 12)
+    found = index.find(rows, depths)
+    for row in range(2):
+        for place in range(12):
+            for length in range(1, min(place + 1, LONGEST) + 1):
+                context = rows[row, place + 1 - length : place + 1].tolist()
+                begin, end = (bound[row, place] for bound in found[length - 1]) if length <= len(found) else (0, 0)
+                assert sorted(index.following[begin:end].tolist()) == followers(tokens.tolist(), context)
+
+
+def test_a_context_is_not_longer_than_its_depth() -> None:
+    index = CorpusIndex.build(corpus(), VOCABULARY, LONGEST)
+    found = index.find(corpus(6, seed=2)[None], torch.tensor([[1, 2, 1, 2, 3, 2]]))
+    known = [[bool(end[0, place] > begin[0, place]) for begin, end in found] for place in range(6)]
+    assert [sum(lengths) for lengths in known] == [1, 2, 1, 2, 3, 2]
+
+
+def test_levels_are_the_longest_contexts_with_so_many_places() -> None:
+    tokens, rows = corpus(), corpus(8, seed=3)[None]
+    found = made_memory(tokens).recall(rows, torch.arange(1, 9)[None])
+    for place in range(8):
+        by_length = [
+            followers(tokens.tolist(), rows[0, place - length : place + 1].tolist()) for length in range(place + 1)
+        ]
+        for level, least in enumerate(LEVELS):
+            longest = max(
+                (length for length, found_here in enumerate(by_length, 1) if len(found_here) >= least), default=0
+            )
+            assert found.lengths[place, level] == longest
+            seen = by_length[longest - 1] if longest else []
+            assert found.counts[place, level] == len(seen)
+            if 0 < len(seen) <= 16:  # all of them are read
+                counts = Counter(seen)
+                assert found.kinds[place, level] == len(counts)
+                shares = {
+                    int(token): float(share)
+                    for token, share in zip(found.tokens[place], found.shares[place, :, level], strict=True)
+                    if share
+                }
+                assert shares == pytest.approx({token: count / len(seen) for token, count in counts.items()})
+
+
+def test_corrected_logits_are_a_distribution_and_other_tokens_keep_their_odds() -> None:
+    memory, rows = made_memory(corpus()), corpus(20, seed=4)[None]
+    logits = torch.randn(20, VOCABULARY + 30, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    recalled = memory.recall(rows, torch.arange(1, 21)[None])
+    with torch.no_grad():
+        found = memory(logits, recalled)
+    assert found.softmax(-1).sum(-1).tolist() == pytest.approx([1.0] * 20, abs=1e-12)
+    torch.testing.assert_close(found[:, VOCABULARY:], logits[:, VOCABULARY:])  # which the corpus does not have
+    assert not torch.equal(found[:, :VOCABULARY], logits[:, :VOCABULARY])
+
+
+def test_a_correction_depends_on_nothing_after_its_token() -> None:
+    memory, rows = made_memory(corpus()), corpus(20, seed=6)[None]
+    changed = rows.clone()
+    changed[0, 12:] = (changed[0, 12:] + 1) % VOCABULARY
+    depths = torch.arange(1, 21)[None]
+    before, after = memory.recall(rows, depths), memory.recall(changed, depths)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one[:12], other[:12])
+    assert not torch.equal(before.shares[12:], after.shares[12:])
+
+
+def test_without_a_known_context_nothing_is_corrected() -> None:
+    memory = made_memory(torch.zeros(50, dtype=torch.int64))
+    logits = torch.randn(3, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    recalled = memory.recall(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 3]]))
+    assert torch.equal(memory(logits, recalled), logits)
