@@ -1,9 +1,12 @@
 """Text out of files, by SheepOp and by others: the share of a reference's words and runs of five words, and seconds.
 
-Every file of a folder is read by SheepOp, by pdftotext, and by MarkItDown and Kreuzberg in the Python that --peers
-names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside it, such as the
-source that it was typeset from; a PDF without one is compared with what pdftotext reads. Both sides are compared as
-lists of words in lower case, in which words divided at a line's end are whole and every ideograph is a word.
+Every file of a folder is read by SheepOp, by pdftotext if there are PDFs, and by MarkItDown and Kreuzberg in the Python
+that --peers names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside
+it, such as the source that it was typeset from; a PDF without one is compared with what pdftotext reads. For the files
+in pandoc's tests it is what ``pandoc -f native -t plain --wrap=none`` makes of ``NAME.native``; for the messages in
+POI's it is subject and text as their streams hold them, in the code page that the file states. Both sides are compared as lists of words in
+lower case, in which words divided at a line's end are whole and every ideograph is a word; a file whose reference has
+fewer than five words is left out.
 
 A folder with subfolders that each have ``source.html`` and ``expected.html``, as in the tests of Mozilla's readability,
 is read as web pages: by SheepOp, and by trafilatura in the Python that --peers names. The precision, the share of a
@@ -70,10 +73,14 @@ class Read(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Shares of the words, and of the runs of five, of a reference that are in a text as often as there."""
+    """Shares of the words, and of the runs of five, of a reference that are in a text as often as there.
+
+    `precision` is the share of the text's words that are in the reference.
+    """
 
     words: float
     runs: float
+    precision: float
 
 
 class Pages(NamedTuple):
@@ -130,7 +137,7 @@ def by_peer(python: Path, name: str) -> Reader:
 def found_in(text: str, reference: str) -> Found:
     """How much of a reference a text holds."""
     ours, theirs = _words(text), _words(reference)
-    return Found(_share(ours, theirs), _share(list(_runs(ours)), list(_runs(theirs))))
+    return Found(_share(ours, theirs), _share(list(_runs(ours)), list(_runs(theirs))), _share(theirs, ours))
 
 
 def compare_pages(folder: Path, peers: Path | None) -> tuple[dict[str, Pages], dict[str, dict[str, list[float]]]]:
@@ -202,7 +209,9 @@ def main() -> None:
     """Measures, prints, and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="PDFs and other files, with NAME.txt as references beside them")
-    parser.add_argument("--peers", type=Path, help="a Python that has markitdown and kreuzberg")
+    parser.add_argument("--peers", type=Path, help="a Python that has the other readers")
+    names = ["markitdown", "kreuzberg"]
+    parser.add_argument("--readers", nargs="+", default=names, choices=names, help="the other readers of files")
     add_json_option(parser)
     given = parser.parse_args()
     if next(given.folder.glob("*/expected.html"), None):
@@ -212,12 +221,14 @@ def main() -> None:
             print(f"{name:<12}" + "".join(f"{value:>10.3f}" for value in means))
         write_record(given.json, {"pages": {name: means._asdict() for name, means in pages.items()}, "files": shares})
         return
-    if shutil.which("pdftotext") is None:
-        parser.error("pdftotext is missing: install poppler-utils")
     paths = sorted(path for path in given.folder.iterdir() if path.is_file() and path.suffix != ".txt")
-    readers: dict[str, Reader] = {"sheepop": by_sheepop, "pdftotext": by_pdftotext}
+    readers: dict[str, Reader] = {"sheepop": by_sheepop}
+    if any(path.suffix == ".pdf" for path in paths):
+        if shutil.which("pdftotext") is None:
+            parser.error("pdftotext is missing: install poppler-utils")
+        readers["pdftotext"] = by_pdftotext
     if given.peers is not None:
-        readers |= {name: by_peer(given.peers, name) for name in ("markitdown", "kreuzberg")}
+        readers |= {name: by_peer(given.peers, name) for name in given.readers}
     reads = {name: reader(paths) for name, reader in readers.items()}
     references = _references(paths, reads)
     results: dict[str, dict[str, float | None]] = {}
@@ -225,9 +236,11 @@ def main() -> None:
     for name, texts in reads.items():
         shares: dict[str, list[Found]] = {"source": [], "pdftotext": []}
         for path, read, (origin, reference) in zip(paths, texts, references, strict=True):
+            if len(_words(reference)) < RUN:
+                continue
             found = found_in(read.text, reference)
             shares[origin].append(found)
-            files[path.name][name] = [round(found.words, 4), round(found.runs, 4), round(read.seconds, 3)]
+            files[path.name][name] = [*(round(share, 4) for share in found), round(read.seconds, 3)]
         if name == "pdftotext":
             shares["pdftotext"] = []
         results[name] = {
@@ -237,11 +250,10 @@ def main() -> None:
         }
         results[name]["seconds"] = sum(read.seconds for read in texts)
     print(f"{len(paths)} files, {sum(origin == 'source' for origin, _ in references)} of them with their source")
-    print(f"{'':<12}{'words':>10}{'runs of 5':>10}{'words':>12}{'runs of 5':>10}{'seconds':>10}")
-    print(f"{'':<12}{'of the source':>20}{'of pdftotext':>22}")
+    columns = [f"{part} of {origin}" for origin in ("source", "pdftotext") for part in Found._fields]
+    print(f"{'':<12}" + "".join(f"{column:>23}" for column in (*columns, "seconds")))
     for name, numbers in results.items():
-        cells = [f"{'' if value is None else f'{value:.3f}'}" for value in numbers.values()]
-        print(f"{name:<12}{cells[0]:>10}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}{numbers['seconds']:>10.1f}")
+        print(f"{name:<12}" + "".join(f"{'' if value is None else f'{value:.3f}':>23}" for value in numbers.values()))
     write_record(given.json, {"results": results, "files": files})
 
 
