@@ -2,11 +2,10 @@
 
 Every file of a folder is read by SheepOp, by pdftotext if there are PDFs, and by MarkItDown and Kreuzberg in the Python
 that --peers names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside
-it, such as the source that it was typeset from; a PDF without one is compared with what pdftotext reads. For the files
-in pandoc's tests it is what ``pandoc -f native -t plain --wrap=none`` makes of ``NAME.native``; for the messages in
-POI's it is subject and text as their streams hold them, in the code page that the file states. Both sides are compared as lists of words in
-lower case, in which words divided at a line's end are whole and every ideograph is a word; a file whose reference has
-fewer than five words is left out.
+it, such as the source that it was typeset from, or the words of pandoc's tree in the file of the same name that ends in
+``.native``, as in its tests, without formulas; a PDF with neither is compared with what pdftotext reads. Both sides are
+compared as lists of words in lower case, in which words divided at a line's end are whole and every ideograph is a
+word; a file whose reference has fewer than five words is left out.
 
 A folder with subfolders that each have ``source.html`` and ``expected.html``, as in the tests of Mozilla's readability,
 is read as web pages: by SheepOp, and by trafilatura in the Python that --peers names. The precision, the share of a
@@ -27,11 +26,11 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from record import add_json_option, write_record
 
@@ -40,6 +39,7 @@ SECONDS_A_READER = 3600
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
 _INLINE = "a abbr b bdi cite code em i ins kbd mark q s samp small span strong sub sup time u var".split()  # noqa: SIM905
+_INLINES = frozenset("Emph Strong Underline Strikeout Superscript Subscript SmallCaps Quoted Link Image Span".split())  # noqa: SIM905
 _DIVIDED = re.compile(r"(?<=\w)[-\u2010\u00ad]\n\s*(?=[a-z])")
 
 # Reads the paths on its input with the reader that its argument names; answers each with one line of JSON.
@@ -197,12 +197,34 @@ def _references(paths: Sequence[Path], reads: Mapping[str, list[Read]]) -> list[
     """For each file what its reference is, ``source`` or ``pdftotext``, and its text."""
     found = []
     for at, path in enumerate(paths):
-        beside = path.with_name(f"{path.name}.txt")
-        if beside.is_file():
+        beside, native = path.with_name(f"{path.name}.txt"), path.with_suffix(".native")
+        if native.is_file():
+            command = ["pandoc", "-f", "native", "-t", "json", str(native)]
+            tree = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+            found.append(("source", "".join(_words_of_tree(tree["blocks"]))))
+        elif beside.is_file():
             found.append(("source", beside.read_text(errors="replace")))
         else:
             found.append(("pdftotext", reads["pdftotext"][at].text))
     return found
+
+
+def _words_of_tree(node: Any) -> Iterator[str]:
+    """Yields the words of a tree of pandoc, with white space between blocks."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from _words_of_tree(inner)
+    elif isinstance(node, dict):
+        kind, content = node.get("t"), node.get("c")
+        if kind == "Str":
+            yield content
+        elif kind in ("Code", "CodeBlock"):
+            yield f"{content[1]}\n" if kind == "CodeBlock" else content[1]
+        elif kind not in ("Math", "RawInline", "RawBlock"):
+            space = "" if kind in _INLINES else "\n"
+            yield space
+            yield from _words_of_tree(content)
+            yield space
 
 
 def main() -> None:
@@ -221,7 +243,7 @@ def main() -> None:
             print(f"{name:<12}" + "".join(f"{value:>10.3f}" for value in means))
         write_record(given.json, {"pages": {name: means._asdict() for name, means in pages.items()}, "files": shares})
         return
-    paths = sorted(path for path in given.folder.iterdir() if path.is_file() and path.suffix != ".txt")
+    paths = sorted(path for path in given.folder.iterdir() if path.is_file() and path.suffix not in (".txt", ".native"))
     readers: dict[str, Reader] = {"sheepop": by_sheepop}
     if any(path.suffix == ".pdf" for path in paths):
         if shutil.which("pdftotext") is None:
