@@ -16,15 +16,15 @@ from sheepop.core.errors import ENDING_SIGNALS, ENDINGS
 
 def main() -> None:
     """Runs the command line; the entry point of the installed program."""
-    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     # A signal that the process ignores from its start stays ignored.
-    handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, _end)
     from sheepop.cli.main import main as run_command_line
 
-    for number, handler in handled.items():
-        signal.signal(number, handler)
+    # The command line handles signals itself while it runs a command. Afterwards there is nothing left to say.
+    for number in handled:
+        signal.signal(number, lambda number, _: os._exit(128 + number))
     try:
         run_command_line()
     except SystemExit as end:

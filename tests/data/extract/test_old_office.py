@@ -61,7 +61,9 @@ def presentation(*saved: Mapping[int, bytes], edit_bytes: int = 28) -> bytes:
         directory = len(stream)
         stream += numbers(DIRECTORY, *(value for number in places for value in (1 << 20 | number, places[number])))
         before, edit = edit, len(stream)
-        stream += record(USER_EDIT, struct.pack("<IIIIIII", 256, 3, before, directory, 1, 9, 1).ljust(edit_bytes, b"\0"))
+        stream += record(
+            USER_EDIT, struct.pack("<IIIIIII", 256, 3, before, directory, 1, 9, 1).ljust(edit_bytes, b"\0")
+        )
     current = record(0x0FF6, struct.pack("<III", 20, 0xE391C05F, edit))
     return compound({"PowerPoint Document": stream.ljust(4096, b"\0"), "Current User": current})
 
@@ -75,7 +77,9 @@ def listed(*slides: tuple[int, int, bytes], instance: int = 0) -> bytes:
 def test_a_slide_whose_title_is_empty_keeps_its_body(tmp_path: Path) -> None:
     shapes = drawing(box(numbers(OUTLINE_TEXT, 0)), box(numbers(OUTLINE_TEXT, 1)), box(text(OTHER, "In a box.")))
     outline = text(TITLE) + text(BODY, "It rained.\rThe sheep\x0bstayed in.")
-    notes = container(NOTES, numbers(NOTES_ATOM, 256, 0), drawing(box(text(NOTES_TEXT, "Say so.")), box(text(OTHER, "*"))))
+    notes = container(
+        NOTES, numbers(NOTES_ATOM, 256, 0), drawing(box(text(NOTES_TEXT, "Say so.")), box(text(OTHER, "*")))
+    )
     lists = listed((3, 256, outline), (4, 257, text(TITLE, "Wool"))), listed((5, 300, b""), instance=2)
     objects = {
         3: container(SLIDE, shapes),
@@ -114,16 +118,20 @@ def test_slides_with_a_password_are_encrypted_and_those_of_powerpoint_95_are_not
 @pytest.mark.parametrize("stream", ["Workbook", "Book"])
 def test_a_workbook_with_a_password_is_encrypted(stream: str, tmp_path: Path) -> None:
     # BOF, then FilePass with the two numbers of an obfuscation by XOR ([MS-XLS] 2.4.117).
-    begin = struct.pack("<HHHHHHII", 0x0809, 16, 0x0600, 5, 0, 0, 0, 0) + struct.pack("<HHHHH", 0x2F, 6, 0, 0x1234, 0x5678)
+    begin = struct.pack("<HHHHHHII", 0x0809, 16, 0x0600, 5, 0, 0, 0, 0) + struct.pack(
+        "<HHHHH", 0x2F, 6, 0, 0x1234, 0x5678
+    )
     workbook = compound({stream: begin + bytes(4096)})
     assert read("a.xls", workbook, tmp_path) == [Refused("", "encrypted", "it needs a password")]
 
 
 def message(properties: Mapping[str, bytes]) -> bytes:
     """A message of Outlook with these streams; each property has its entry in the list ([MS-OXMSG] 2.4)."""
-    entries = [struct.pack("<HHIII", int(tag[4:], 16), int(tag[:4], 16), 6, len(data), 0) for tag, data in properties.items()]
+    entries = [
+        struct.pack("<HHIII", int(tag[4:], 16), int(tag[:4], 16), 6, len(data), 0) for tag, data in properties.items()
+    ]
     streams = {f"__substg1.0_{tag}": data for tag, data in properties.items()}
-    ids = {name: b"" for name in ("__substg1.0_00020102", "__substg1.0_00030102", "__substg1.0_00040102")}
+    ids = dict.fromkeys(("__substg1.0_00020102", "__substg1.0_00030102", "__substg1.0_00040102"), b"")
     return compound({"__properties_version1.0": bytes(32) + b"".join(entries), "__nameid_version1.0": ids, **streams})
 
 

@@ -256,8 +256,10 @@ def test_words_that_were_placed_one_by_one_are_read_in_order_if_they_are_upside_
             for word in line.split():
                 text = canvas.beginText()
                 text.setTextRenderMode(3)
-                turn = (1, 0, 0, 1, left, 700 - 14 * row) if turned == "page" else (-1, 0, 0, -1, 520 - left, 100 + 14 * row)
-                text.setTextTransform(*turn)
+                if turned == "page":
+                    text.setTextTransform(1, 0, 0, 1, left, 700 - 14 * row)
+                else:
+                    text.setTextTransform(-1, 0, 0, -1, 520 - left, 100 + 14 * row)
                 text.textOut(word)
                 canvas.drawText(text)
                 left += canvas.stringWidth(f"{word} ")
