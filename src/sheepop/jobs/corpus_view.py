@@ -60,8 +60,9 @@ def _everything(corpus: Corpus) -> Iterator[dict[str, Any]]:
     """Yields a record for each document of the corpus, each removed one, and all that was left out."""
     for split in SPLITS:
         for document in corpus.documents(split):
-            about = {"file": document.source, "part": document.part, "place": document.place, "what": f"kept in {split}"}
-            yield {**about, "detail": f"{document.kind}, {document.num_bytes:,} bytes", "text": document.text}
+            about = {"file": document.source, "part": document.part, "place": document.place}
+            detail = f"{document.kind}, {document.num_bytes:,} bytes"
+            yield {**about, "what": f"kept in {split}", "detail": detail, "text": document.text}
     for line in (corpus.directory / QUARANTINE).read_bytes().splitlines():
         record = json.loads(line)
         detail = f"{record['reason']}: {record['detail']}"

@@ -200,7 +200,10 @@ class _Slides:
         if document is None:
             raise ExtractionError("damaged", "it has no list of slides")
         lists = [r for r in self._records(document.begin, document.end) if r.kind == _SLIDE_LIST]
-        self._lists = {instance: [r for r in lists if r.instance == instance] for instance in (0, 2)}
+        self._slides, self._of_notes = (
+            [r for each in lists if each.instance == instance for r in self._records(each.begin, each.end)]
+            for instance in (0, 2)
+        )
 
     def _edits(self, at: int) -> Iterator[_Record]:
         """Yields the records of the times that the file was saved, the last one first; refuses an encrypted file."""
@@ -213,13 +216,13 @@ class _Slides:
             at = self._number(record.begin + 8)
 
     def blocks(self) -> Iterator[Blocks]:
-        """Yields the text and the notes of each slide; a text is in its shape, or in the list and named by its shape."""
+        """Yields the text and the notes of each slide; a text is in a shape, or a shape names it."""
         notes: dict[int, list[str]] = {}
-        for record in (r for each in self._lists[2] for r in self._records(each.begin, each.end)):
+        for record in self._of_notes:
             of, texts = self._notes(self._number(record.begin))
             notes.setdefault(of, []).extend(texts)
         slides: list[tuple[int, int, list[tuple[int, str]]]] = []
-        for record in (r for each in self._lists[0] for r in self._records(each.begin, each.end)):
+        for record in self._slides:
             if record.kind == _SLIDE_PERSIST:
                 slides.append((self._number(record.begin), self._number(record.begin + 12), []))
             elif record.kind == _TEXT_KIND and slides:
