@@ -1,9 +1,11 @@
 """Text out of files, by SheepOp and by others: the share of a reference's words and runs of five words, and seconds.
 
-Every file of a folder is read by SheepOp, by pdftotext, and by MarkItDown and Kreuzberg in the Python that --peers
-names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside it, such as the
-source that it was typeset from; a PDF without one is compared with what pdftotext reads. Both sides are compared as
-lists of words in lower case, in which words divided at a line's end are whole and every ideograph is a word.
+Every file of a folder is read by SheepOp, by pdftotext if there are PDFs, and by MarkItDown and Kreuzberg in the Python
+that --peers names, one reader after the other, each in one process. The reference of ``NAME`` is ``NAME.txt`` beside
+it, such as the source that it was typeset from, or the words of pandoc's tree in the file of the same name that ends in
+``.native``, as in its tests, without formulas; a PDF with neither is compared with what pdftotext reads. Both sides are
+compared as lists of words in lower case, in which words divided at a line's end are whole and every ideograph is a
+word; a file whose reference has fewer than five words is left out.
 
 A folder with subfolders that each have ``source.html`` and ``expected.html``, as in the tests of Mozilla's readability,
 is read as web pages: by SheepOp, and by trafilatura in the Python that --peers names. The precision, the share of a
@@ -24,11 +26,11 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from record import add_json_option, write_record
 
@@ -37,6 +39,7 @@ SECONDS_A_READER = 3600
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+")
 _INLINE = "a abbr b bdi cite code em i ins kbd mark q s samp small span strong sub sup time u var".split()  # noqa: SIM905
+_INLINES = frozenset("Emph Strong Underline Strikeout Superscript Subscript SmallCaps Quoted Link Image Span".split())  # noqa: SIM905
 _DIVIDED = re.compile(r"(?<=\w)[-\u2010\u00ad]\n\s*(?=[a-z])")
 
 # Reads the paths on its input with the reader that its argument names; answers each with one line of JSON.
@@ -70,10 +73,14 @@ class Read(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Shares of the words, and of the runs of five, of a reference that are in a text as often as there."""
+    """Shares of the words, and of the runs of five, of a reference that are in a text as often as there.
+
+    `precision` is the share of the text's words that are in the reference.
+    """
 
     words: float
     runs: float
+    precision: float
 
 
 class Pages(NamedTuple):
@@ -130,7 +137,7 @@ def by_peer(python: Path, name: str) -> Reader:
 def found_in(text: str, reference: str) -> Found:
     """How much of a reference a text holds."""
     ours, theirs = _words(text), _words(reference)
-    return Found(_share(ours, theirs), _share(list(_runs(ours)), list(_runs(theirs))))
+    return Found(_share(ours, theirs), _share(list(_runs(ours)), list(_runs(theirs))), _share(theirs, ours))
 
 
 def compare_pages(folder: Path, peers: Path | None) -> tuple[dict[str, Pages], dict[str, dict[str, list[float]]]]:
@@ -190,19 +197,43 @@ def _references(paths: Sequence[Path], reads: Mapping[str, list[Read]]) -> list[
     """For each file what its reference is, ``source`` or ``pdftotext``, and its text."""
     found = []
     for at, path in enumerate(paths):
-        beside = path.with_name(f"{path.name}.txt")
-        if beside.is_file():
+        beside, native = path.with_name(f"{path.name}.txt"), path.with_suffix(".native")
+        if native.is_file():
+            command = ["pandoc", "-f", "native", "-t", "json", str(native)]
+            tree = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+            found.append(("source", "".join(_words_of_tree(tree["blocks"]))))
+        elif beside.is_file():
             found.append(("source", beside.read_text(errors="replace")))
         else:
             found.append(("pdftotext", reads["pdftotext"][at].text))
     return found
 
 
+def _words_of_tree(node: Any) -> Iterator[str]:
+    """Yields the words of a tree of pandoc, with white space between blocks."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from _words_of_tree(inner)
+    elif isinstance(node, dict):
+        kind, content = node.get("t"), node.get("c")
+        if kind == "Str":
+            yield content
+        elif kind in ("Code", "CodeBlock"):
+            yield f"{content[1]}\n" if kind == "CodeBlock" else content[1]
+        elif kind not in ("Math", "RawInline", "RawBlock"):
+            space = "" if kind in _INLINES else "\n"
+            yield space
+            yield from _words_of_tree(content)
+            yield space
+
+
 def main() -> None:
     """Measures, prints, and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="PDFs and other files, with NAME.txt as references beside them")
-    parser.add_argument("--peers", type=Path, help="a Python that has markitdown and kreuzberg")
+    parser.add_argument("--peers", type=Path, help="a Python that has the other readers")
+    names = ["markitdown", "kreuzberg"]
+    parser.add_argument("--readers", nargs="+", default=names, choices=names, help="the other readers of files")
     add_json_option(parser)
     given = parser.parse_args()
     if next(given.folder.glob("*/expected.html"), None):
@@ -212,12 +243,14 @@ def main() -> None:
             print(f"{name:<12}" + "".join(f"{value:>10.3f}" for value in means))
         write_record(given.json, {"pages": {name: means._asdict() for name, means in pages.items()}, "files": shares})
         return
-    if shutil.which("pdftotext") is None:
-        parser.error("pdftotext is missing: install poppler-utils")
-    paths = sorted(path for path in given.folder.iterdir() if path.is_file() and path.suffix != ".txt")
-    readers: dict[str, Reader] = {"sheepop": by_sheepop, "pdftotext": by_pdftotext}
+    paths = sorted(path for path in given.folder.iterdir() if path.is_file() and path.suffix not in (".txt", ".native"))
+    readers: dict[str, Reader] = {"sheepop": by_sheepop}
+    if any(path.suffix == ".pdf" for path in paths):
+        if shutil.which("pdftotext") is None:
+            parser.error("pdftotext is missing: install poppler-utils")
+        readers["pdftotext"] = by_pdftotext
     if given.peers is not None:
-        readers |= {name: by_peer(given.peers, name) for name in ("markitdown", "kreuzberg")}
+        readers |= {name: by_peer(given.peers, name) for name in given.readers}
     reads = {name: reader(paths) for name, reader in readers.items()}
     references = _references(paths, reads)
     results: dict[str, dict[str, float | None]] = {}
@@ -225,9 +258,11 @@ def main() -> None:
     for name, texts in reads.items():
         shares: dict[str, list[Found]] = {"source": [], "pdftotext": []}
         for path, read, (origin, reference) in zip(paths, texts, references, strict=True):
+            if len(_words(reference)) < RUN:
+                continue
             found = found_in(read.text, reference)
             shares[origin].append(found)
-            files[path.name][name] = [round(found.words, 4), round(found.runs, 4), round(read.seconds, 3)]
+            files[path.name][name] = [*(round(share, 4) for share in found), round(read.seconds, 3)]
         if name == "pdftotext":
             shares["pdftotext"] = []
         results[name] = {
@@ -237,11 +272,10 @@ def main() -> None:
         }
         results[name]["seconds"] = sum(read.seconds for read in texts)
     print(f"{len(paths)} files, {sum(origin == 'source' for origin, _ in references)} of them with their source")
-    print(f"{'':<12}{'words':>10}{'runs of 5':>10}{'words':>12}{'runs of 5':>10}{'seconds':>10}")
-    print(f"{'':<12}{'of the source':>20}{'of pdftotext':>22}")
+    columns = [f"{part} of {origin}" for origin in ("source", "pdftotext") for part in Found._fields]
+    print(f"{'':<12}" + "".join(f"{column:>23}" for column in (*columns, "seconds")))
     for name, numbers in results.items():
-        cells = [f"{'' if value is None else f'{value:.3f}'}" for value in numbers.values()]
-        print(f"{name:<12}{cells[0]:>10}{cells[1]:>10}{cells[2]:>12}{cells[3]:>10}{numbers['seconds']:>10.1f}")
+        print(f"{name:<12}" + "".join(f"{'' if value is None else f'{value:.3f}':>23}" for value in numbers.values()))
     write_record(given.json, {"results": results, "files": files})
 
 

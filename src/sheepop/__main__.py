@@ -16,22 +16,25 @@ from sheepop.core.errors import ENDING_SIGNALS, ENDINGS
 
 def main() -> None:
     """Runs the command line; the entry point of the installed program."""
-    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     # A signal that the process ignores from its start stays ignored.
-    handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
+    handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, _end)
     from sheepop.cli.main import main as run_command_line
 
-    for number, handler in handled.items():
-        signal.signal(number, handler)
+    # The command line handles signals itself while it runs a command; until it has said why that ended, they wait.
+    for number in handled:
+        signal.signal(number, _wait)
+    code = 0
     try:
         run_command_line()
     except SystemExit as end:
         if not isinstance(end.code, int):
             raise
-        _leave(end.code)
-    _leave(0)
+        code = end.code
+    for number in handled:
+        signal.signal(number, lambda *_: os._exit(code))
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:
@@ -47,6 +50,10 @@ def _leave(code: int) -> NoReturn:
         if sys.getprofile() is None and sys.gettrace() is None:
             os._exit(code)
     sys.exit(code)
+
+
+def _wait(number: int, frame: FrameType | None) -> None:
+    """Does nothing: the process is ending anyway."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:

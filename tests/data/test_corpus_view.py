@@ -39,8 +39,8 @@ def test_what_became_of_a_file_is_shown_by_its_name(folder: Path, tmp_path: Path
     rows = file_record(corpus, "rows.jsonl")
     assert [(record["place"], record["what"], record.get("text")) for record in rows] == [
         ("line 1", "kept in train", "a row of words"),
-        ("line 3", "kept in train", "another row of words"),
         ("line 2", "left out", None),
+        ("line 3", "kept in train", "another row of words"),
     ]
     (removed,) = file_record(corpus, "copy.txt")
     assert (removed["what"], removed["detail"]) == (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,3 +181,15 @@ def short_reference(reference: Reference, text_folder: Path, tmp_path_factory: p
     """A run of few checkpoints, all of which but one are removed again."""
     settings = ("training.max_steps=12", "training.eval_interval=6", "training.keep_checkpoints=1")
     return reference.made(text_folder, tmp_path_factory.mktemp("short") / "run", *settings)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of eight megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

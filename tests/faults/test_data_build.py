@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ..command_line import Launcher
+from ..command_line import COMMAND, Launcher
 
 WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
 NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold times, or the hashes of files that do
@@ -116,3 +120,48 @@ def test_a_part_that_was_damaged_meanwhile_is_made_again(
     parts[0].write_bytes(damaged)
     run_to_end(launcher, arguments)
     assert content(output) == content(whole)
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_ctrl_c_pressed_twice_ends_a_build_in_one_line_and_the_next_start_goes_on(
+    launcher: Launcher, text: Path, unbroken: tuple[Path, float], tmp_path: Path, workers: int
+) -> None:
+    output, parts = tmp_path / "corpus", list[Path]()
+    arguments = command(text, output, workers)
+    process = launcher.start(*arguments, program=f"import os; os.setpgid(0, 0)\n{COMMAND}")
+    while process.poll() is None and not parts:
+        time.sleep(0.01)
+        parts = list((tmp_path / ".corpus.building" / "pass-0").glob("0*"))
+    children = psutil.Process(process.pid).children(recursive=True)
+    for _ in range(2):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.05)
+    ended = process.wait()
+    assert (ended.code, ended.out, ended.err.count("\n")) == (130, "", 1), ended
+    assert ended.err.startswith("Interrupted.")
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, f"still running: {alive}"
+    assert all(part.is_dir() for part in parts)
+    run_to_end(launcher, arguments)
+    assert content(output) == content(unbroken[0])
+
+
+def test_a_build_on_a_full_disk_and_on_one_that_cannot_be_written_goes_on_when_there_is_room(
+    launcher: Launcher, text: Path, unbroken: tuple[Path, float], small_disk: Path
+) -> None:
+    output = small_disk / "corpus"
+    arguments = command(text, output, 2)
+
+    def mounted(options: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{options}", str(small_disk)], check=True)
+
+    for options, words in (("size=3m", "the disk is full"), ("ro", "the file system is read-only")):
+        mounted(options)
+        ended = launcher.run(*arguments)
+        assert (ended.code, ended.out) == (1, ""), ended
+        *warnings, error = ended.err.splitlines()
+        assert words in error and all(line.startswith("Warning: ") and "free" in line for line in warnings)
+    mounted("rw,size=64m")
+    run_to_end(launcher, arguments)
+    assert content(output) == content(unbroken[0])

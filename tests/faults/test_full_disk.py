@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.files import damaged_files
@@ -17,18 +13,6 @@ from ..command_line import Launcher
 # A network large enough for a few of its checkpoints to fill the disk, and a checkpoint at every step.
 LARGER = ("model.d_model=64", "model.num_layers=2", "training.max_steps=10")
 AT_EVERY_STEP = ("training.checkpoint_interval=1", "training.keep_checkpoints=20")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of eight megabytes: room for the corpus, the logs and a few checkpoints."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,10 +24,11 @@ from sheepop.data.pipeline.passes import GLOBAL_STAGES, local_stages
 from sheepop.data.split import SPLITS
 
 _EXAMPLES = 5
+_NUMBER = re.compile(r"\d[\d,]*")
 
 
 def file_record(corpus: Corpus, name: str) -> list[dict[str, Any]]:
-    """What is recorded of the file `name`: its documents in the corpus, and what was removed or left out, and why.
+    """What is recorded of the file `name`, in its order: its documents, and what was removed or left out, and why.
 
     If there is a file at the path `name`, it is read again as for this corpus, and what each stage does to its
     documents is added. Raises `DataError` with similar names if the corpus does not know the file.
@@ -37,6 +39,7 @@ def file_record(corpus: Corpus, name: str) -> list[dict[str, Any]]:
         names.add(record["file"])
         if f"/{name}".endswith(f"/{record['file']}") or Path(record["file"]).name == name:
             found.append(record)
+    found.sort(key=_order)
     path = Path(name)
     if not found and not path.is_file():
         close = get_close_matches(name, names, n=3, cutoff=0.3)
@@ -47,12 +50,19 @@ def file_record(corpus: Corpus, name: str) -> list[dict[str, Any]]:
     return found + (list(_again(corpus, path)) if path.is_file() else [])
 
 
+def _order(record: dict[str, Any]) -> tuple[str, list[int], int]:
+    """Orders records by file, the numbers in their places, and the numbers of their documents in the file."""
+    numbers = [int(number.replace(",", "")) for number in _NUMBER.findall(record["place"])]
+    return record["file"], numbers, record.get("part", 0)
+
+
 def _everything(corpus: Corpus) -> Iterator[dict[str, Any]]:
     """Yields a record for each document of the corpus, each removed one, and all that was left out."""
     for split in SPLITS:
         for document in corpus.documents(split):
-            about = {"file": document.source, "place": document.place, "what": f"kept in {split}"}
-            yield {**about, "detail": f"{document.kind}, {document.num_bytes:,} bytes", "text": document.text}
+            about = {"file": document.source, "part": document.part, "place": document.place}
+            detail = f"{document.kind}, {document.num_bytes:,} bytes"
+            yield {**about, "what": f"kept in {split}", "detail": detail, "text": document.text}
     for line in (corpus.directory / QUARANTINE).read_bytes().splitlines():
         record = json.loads(line)
         detail = f"{record['reason']}: {record['detail']}"
@@ -61,7 +71,8 @@ def _everything(corpus: Corpus) -> Iterator[dict[str, Any]]:
         for record in map(json.loads, lines):
             detail = ": ".join(filter(None, (record["reason"], record["detail"])))
             what = f"removed by {record['stage']}"
-            yield {"file": record["file"], "place": record["place"], "what": what, "detail": detail}
+            about = {"file": record["file"], "part": record["part"], "place": record["place"]}
+            yield {**about, "what": what, "detail": detail}
 
 
 def _again(corpus: Corpus, path: Path) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ _OPTIONAL_PACKAGES = {
     "pypdfium2": ("data", "PDF files are left out of a corpus"),
     "trafilatura": ("data", "web pages and books are left out of a corpus"),
     "openpyxl": ("data", "spreadsheets are left out of a corpus"),
-    "office-oxide": ("data", "doc and ppt files are left out of a corpus"),
+    "office-oxide": ("data", "doc files are left out of a corpus"),
     "pyarrow": ("data", "Parquet and Arrow files are left out of a corpus"),
     "SQLAlchemy": ("data", "databases cannot be read with --query"),
     "rapidocr": ("ocr", "images and scanned pages are left out of a corpus"),

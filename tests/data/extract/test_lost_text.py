@@ -91,6 +91,28 @@ def test_symbols_become_what_their_font_shows(read: Read) -> None:
     assert (item.text, item.metadata["unknown_characters"]) == ("°✔ααβγ≤", "1")
 
 
+def test_a_large_initial_is_the_first_letter_of_its_paragraph(read: Read) -> None:
+    def framed(letter: str, kind: str) -> str:
+        return f'<w:p><w:pPr><w:framePr w:dropCap="{kind}" w:lines="3"/></w:pPr>{run_of(letter)}</w:p>'
+
+    body = (
+        f"{framed('T', 'drop')}<w:p>{run_of('he sheep')}</w:p>{framed('A', 'none')}<w:p>{run_of('frame')}</w:p>"
+        f"{framed('Z', 'margin')}"
+    )
+    assert text_of(read("a.docx", docx(body))) == "The sheep\n\nA\n\nframe\n\nZ"
+
+
+def test_what_a_picture_shows_is_text_if_the_document_says_it(read: Read) -> None:
+    drawing = "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing"
+    described, other = (
+        f'<w:r><w:drawing><wp:inline xmlns:wp="{drawing}"><wp:docPr id="1" name="Picture 1"{words}/></wp:inline>'
+        "</w:drawing></w:r>"
+        for words in (' descr="Sheep on \n a hill."', "")
+    )
+    body = f"<w:p>{run_of('See ')}{described}{run_of(' and')}{other}{run_of(' this.')}</w:p>"
+    assert text_of(read("a.docx", docx(body))) == "See [Sheep on a hill.] and this."
+
+
 def test_a_small_table_in_a_cell_keeps_the_rows_around_it(read: Read) -> None:
     def row(*cells: str) -> str:
         return f"<w:tr>{''.join(f'<w:tc>{cell}</w:tc>' for cell in cells)}</w:tr>"

@@ -241,6 +241,32 @@ def test_a_turned_page_is_read_as_if_upright(read_pdf: Read, turn: int) -> None:
     assert read_pdf(buffer.getvalue()).text == f"{PARAGRAPHS[0]}\n\n{TABLE}\n\n{PARAGRAPHS[2]}"
 
 
+@pytest.mark.parametrize("turned", ["page", "text"])
+def test_words_that_were_placed_one_by_one_are_read_in_order_if_they_are_upside_down(
+    read_pdf: Read, drawn: Drawn, turned: str
+) -> None:
+    # As programs that recognise scans place them, with the page or the text turned.
+    lines = ["The shepherd walks every morning with", "his dog to the hill where the river", "begins and sheep graze."]
+
+    def draw(canvas: Canvas) -> None:
+        if turned == "page":
+            canvas.setPageRotation(180)
+        for row, line in enumerate(lines):
+            left = 72.0
+            for word in line.split():
+                text = canvas.beginText()
+                text.setTextRenderMode(3)
+                if turned == "page":
+                    text.setTextTransform(1, 0, 0, 1, left, 700 - 14 * row)
+                else:
+                    text.setTextTransform(-1, 0, 0, -1, 520 - left, 100 + 14 * row)
+                text.textOut(word)
+                canvas.drawText(text)
+                left += canvas.stringWidth(f"{word} ")
+
+    assert read_pdf(drawn(draw)).text.split() == " ".join(lines).split()
+
+
 def test_a_stamp_along_the_margin_follows_the_text(read_pdf: Read, drawn: Drawn) -> None:
     def draw(canvas: Canvas) -> None:
         for row, line in enumerate(PARAGRAPHS[0].split(",")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from email import message_from_bytes
@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from sheepop.data.decoding import decode, left_out
 from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
+from sheepop.data.extract.legacy_office import NEVER, rich_text, unpacked_rtf
 from sheepop.data.extract.markdown import facts_of
 from sheepop.data.extract.page import decoded_as
 from sheepop.data.extract.page_blocks import blocks_of, page_text
@@ -25,10 +26,8 @@ _ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)
 _LONGEST_LINE = 2**20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\]")
 _STRING8 = "001E"  # PtypString8, [MS-OXMSG] 2.1.2
-_RTF_BODY = 0x1009  # PidTagRtfCompressed, [MS-OXPROPS]
-# The year of a time that is not set in a Windows file.
-_NEVER = 1601
-_HTML_BODY = 0x1013  # PidTagHtml
+_RTF_BODY, _HTML_BODY, _HTML8_BODY = 0x1009, 0x1013, "__substg1.0_1013001E"  # [MS-OXPROPS]
+_PATH_ADDRESS = re.compile(r"\s*<?/o=[^<>]*>?", re.IGNORECASE)
 
 
 def extract_mail(content: Content, context: Context) -> Documents:
@@ -79,25 +78,28 @@ def extract_msg(content: Content, context: Context) -> Documents:
 
     with content.open() as file:
         message = oxmsg.Message.load(file)
+        texts = _strings8(file)
+        html = texts.pop(_HTML8_BODY, b"")  # which states its own encoding
         # What the file states is often another code page, or one without a codec of that name.
-        encoding = _encoding_of_strings(file)
+        encoding = _encoding_of(texts.values())
         parts: list[Any] = [message, *message.recipients, *message.attachments]
         for part in parts:
             part.properties.__dict__.update(_str_prop_encoding=encoding, body_encoding=encoding)
         headers = {name.title(): _decoded(value) for name, value in message.message_headers.items()}
         sent = message.sent_date
         stated = {
-            "From": message.sender or "",
+            # An address of Exchange is a path in its directory.
+            "From": _PATH_ADDRESS.sub("", message.sender or ""),
             "To": ", ".join(str(one.name or one.email_address) for one in message.recipients),
-            "Date": sent.strftime("%Y-%m-%d %H:%M:%S") if sent and sent.year > _NEVER else "",
+            "Date": sent.strftime("%Y-%m-%d %H:%M:%S") if sent and sent.year > NEVER else "",
             "Subject": message.subject or "",
         }
         text = (message.body or "").replace("\r\n", "\n")
-        html = message.properties.binary_prop_value(_HTML_BODY) or (message.html_body or "").encode()
+        html = html or message.properties.binary_prop_value(_HTML_BODY) or (message.html_body or "").encode()
         if not text.strip() and html:
             text = page_text(blocks_of(html))
-        if not text.strip() and message.properties.binary_prop_value(_RTF_BODY):
-            yield Refused("", "unsupported", "its text exists only as compressed RTF")
+        if not text.strip() and (packed := message.properties.binary_prop_value(_RTF_BODY)):
+            text, _ = rich_text(unpacked_rtf(packed))
         attached = []
         for number, one in enumerate(message.attachments, 1):
             if one.file_bytes is None:
@@ -108,17 +110,25 @@ def extract_msg(content: Content, context: Context) -> Documents:
         yield from _documents(shown, text, attached, context)
 
 
-def _encoding_of_strings(file: BinaryIO) -> str:
-    """Returns the encoding of the 8-bit texts in an Outlook file, UTF-8 if there are none or they fit none."""
+def _strings8(file: BinaryIO) -> dict[str, bytes]:
+    """Returns the 8-bit texts in an Outlook file by the names of their streams."""
     from olefile import OleFileIO
 
     file.seek(0)
     opened = OleFileIO(file)
-    texts = [opened.openstream(name).read().rstrip(b"\0") for name in opened.listdir() if name[-1].endswith(_STRING8)]
-    try:
-        return decode(max((text for text in texts if not text.isascii()), key=len, default=b"")).encoding
-    except ExtractionError:
-        return "utf-8"
+    names = [name for name in opened.listdir() if name[-1].endswith(_STRING8)]
+    return {"/".join(name): opened.openstream(name).read().rstrip(b"\0") for name in names}
+
+
+def _encoding_of(texts: Collection[bytes]) -> str:
+    """Returns the encoding of 8-bit texts: UTF-8 if they are ASCII, Latin-1 if they fit no encoding that is found."""
+    others = [text for text in texts if not text.isascii()]
+    with suppress(ExtractionError, UnicodeDecodeError):
+        encoding = decode(max(others, key=len, default=b"")).encoding
+        for text in others:
+            text.decode(encoding)
+        return encoding
+    return "latin-1"
 
 
 def _documents(headers: Mapping[str, str], text: str, attached: list[tuple[str, bytes]], context: Context) -> Documents:

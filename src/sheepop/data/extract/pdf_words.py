@@ -127,7 +127,11 @@ class _Reader:
         text = self._text()
         for number, span in enumerate(_LINE.finditer(text)):
             read = self._from_right if RIGHT_TO_LEFT.search(span.group()) else self._from_left
-            yield from read(text, span.start(), span.end(), number)
+            words = list(read(text, span.start(), span.end(), number))
+            if all(word.turns == 2 for word in words):
+                # pdfium gives pieces that were drawn one by one from left to right, also if they are upside down.
+                words.sort(key=lambda word: -word.box.right)
+            yield from words
 
     def _text(self) -> str:
         """Returns the characters of the page, one for each that pdfium counts; a surrogate pair counts as two."""

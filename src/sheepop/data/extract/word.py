@@ -1,6 +1,7 @@
 """Turns Word documents (docx) into Markdown: headings, numbered lists, tables and notes in the order of the text.
 
-Headers, footers, comments, tracked deletions, hidden text and readings above characters (ruby) are left out.
+Headers, footers, comments, tracked deletions, hidden text and readings above characters (ruby) are left out. What a
+picture shows stands in brackets, if the document says it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from sheepop.data.extract.office_parts import Blocks, Element, OfficeParts, docu
 from sheepop.data.extract.symbol_fonts import SYMBOL_FONTS, in_symbol_font
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_PICTURE = "{http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing}docPr"
 _RELATIONSHIP = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 _WRAPPERS = frozenset({"sdt", "sdtContent", "customXml", "ins", "moveTo", "smartTag"})
 _LEFT_OUT = frozenset(
     {"pPr", "rPr", "sdtPr", "sdtEndPr", "customXmlPr", "smartTagPr", "del", "moveFrom", "delText", "instrText"}
     | {"delInstrText", "rubyPr", "rt", "fldChar", "ffData"}
 )
-_BREAKS_OF_PAGES = frozenset({"page", "column"})
+_BREAKS_OF_PAGES, _INITIALS = ("page", "column"), ("drop", "margin")
 _MARKS = {"tab": "\t", "ptab": "\t", "cr": "\n", "noBreakHyphen": "-", "softHyphen": ""}
 # The most columns that Word allows in a table.
 _MOST_COLUMNS = 63
@@ -249,6 +251,7 @@ class _Walk:
         self.embedded: list[str] = []
         self.hidden = self.unknown = 0
         self._paragraph: Element | None = None
+        self._initial = ""  # the large letter that the next paragraph begins with
 
     def everything(self) -> Blocks:
         """Returns the blocks of the main part, and the notes to which it refers."""
@@ -270,15 +273,20 @@ class _Walk:
         return blocks
 
     def _blocks(self, container: Element) -> Blocks:
-        return [block for child in container for block in self._block(child)]
+        blocks = [block for child in container for block in self._block(child)]
+        rest, self._initial = self._initial, ""
+        return [*blocks, ("text", rest)] if rest else blocks
 
     def _block(self, element: Element) -> Blocks:
         name = local_name(element)
         if name == "p":
             around, self._paragraph = self._paragraph, element
-            text = self._inline(element)
+            text, self._initial = self._initial + self._inline(element), ""
             self._paragraph = around
             boxes, self._boxes = self._boxes, []
+            frame = element.find(_path("pPr/framePr"))
+            if frame is not None and frame.get(f"{W}dropCap") in _INITIALS:
+                self._initial, text = text.strip(), ""
             return [self._written(element, text), *(block for box in boxes for block in self._blocks(box))]
         if name == "tbl":
             return self._table(element)
@@ -352,7 +360,8 @@ class _Walk:
             return self._inline(_chosen(element))
         if name in ("drawing", "pict", "object"):
             self._boxes += element.iterdescendants(f"{W}txbxContent")
-            return ""
+            described = (picture.get("descr") or "" for picture in element.iterdescendants(_PICTURE))
+            return " ".join(f"[{' '.join(text.split())}]" for text in described if text.strip())
         return self._inline(element)
 
     def _text(self, text: str, font: str) -> str:

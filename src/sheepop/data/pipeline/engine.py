@@ -49,8 +49,13 @@ class LocalEngine:
             theirs, self._wanted = context.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(self.num_workers, context, _prepare_worker, (theirs,))
         try:
-            # The pool's `map` would cancel the remaining tasks, which fails on a pool that is shut down.
-            results = deque([self._pool.submit(task, rank) for rank in ranks])
+            # Ctrl-C reaches the whole process group; only the parent handles it, also while the workers start.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                # The pool's `map` would cancel the remaining tasks, which fails on a pool that is shut down.
+                results = deque([self._pool.submit(task, rank) for rank in ranks])
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             while results:
                 yield results.popleft().result()
         except BrokenProcessPool:
@@ -77,8 +82,6 @@ class LocalEngine:
 
 
 def _prepare_worker(wanted: Connection) -> None:
-    # Ctrl-C reaches the whole process group; only the parent handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Each worker uses one thread; the tokenizer library would start one per core in every worker.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
