@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -156,29 +156,6 @@ class StateSpace(Finding):
         )
         return found
 
-    def data(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        return {
-            "tokens": self.tokens,
-            "dimensions": self.dimensions,
-            "blocks": [
-                {name: None if part is None else part.to_dict() for name, part in own.parts().items()}
-                for own in self.blocks
-            ],
-            "controllability": {
-                "position": self.position,
-                "length": self.length,
-                "likeliest": self.likeliest,
-                "reaches": [asdict(reach) for reach in self.reaches],
-            },
-            "observability": {
-                **self.observed.to_dict(),
-                "distinct": self.distinct,
-                "effective_rank": self.effective_rank,
-            },
-            "seed": {"passes_equal": self.passes_equal, "drawn": list(self.drawn)},
-        }
-
     def pictures(self) -> Iterator[Picture]:
         """The largest gains of each block's system."""
         drawn = {
@@ -285,7 +262,7 @@ def _system(point: OperatingPoint, layer: int, probes: int, seed: int) -> BlockS
             return torch.cat([found[name][0, :, -1].flatten() for name in "kv"])
 
         def read(cached: Tensor) -> Tensor:
-            k, v = cached.split([keys[:, :-1].numel(), values[:, :-1].numel()])
+            k, v = cached.tensor_split([keys[:, :-1].numel()])
             observers: dict[str, Observer] = {
                 f"{path}.rotated_k": lambda now: torch.cat([k.view_as(keys[:, :-1]), now[0, :, -1:]], 1)[None],
                 f"{path}.v": lambda now: torch.cat([v.view_as(values[:, :-1]), now[0, :, -1:]], 1)[None],
@@ -316,7 +293,7 @@ def _reaches(point: OperatingPoint, position: int, candidates: int) -> Iterator[
 @torch.no_grad()
 def _shortest(point: OperatingPoint, position: int, direction: Tensor, linear: float, token: int) -> float | None:
     """The shortest of some lengths along a direction at which `token` is the likeliest next token."""
-    lengths = linear * torch.logspace(*map(math.log10, _TRIED), _FINER).to(direction)
+    lengths = linear * torch.logspace(math.log10(_TRIED[0]), math.log10(_TRIED[1]), _FINER).to(direction)
     moved = point.states[0][position] + lengths[:, None] * direction
     best = point.logits(_last_stream(point, _replaced(point, position, moved))[:, -1:])[:, 0].argmax(-1)
     hits = lengths[best == token]
