@@ -87,9 +87,9 @@ def draw_block(layer: int, layout: str, boxes: Mapping[str, Box]) -> Picture:
         end = split - (max(map(len, inside)) if is_parallel else len(names)) - 0.25
         beside = (-3.1, 3.1)[number] if is_parallel else 2.2
         _branch(axes, [boxes[name] for name in names], beside, split, end)
-        if not (is_parallel and number):
+        if number == 0 or not is_parallel:
             _arrow(axes, (0, begin), (0, end + 0.16))
-        _sum(axes, 0, end)
+            _sum(axes, 0, end)
         begin = end - 0.16
         for name in behind[number]:
             _arrow(axes, (0, begin), (0, begin - 0.28))
