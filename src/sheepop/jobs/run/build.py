@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sheepop.jobs.run.analysis import build_analysis
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
@@ -116,6 +117,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
             state=state,
             deadline=Deadline(budget.seconds, budget.most_steps, run.write_pace) if budget else None,
             around_step=around_step,
+            observe=build_analysis(config, parts.placement, parts.optimizers, console),
             console=console,
             saves_the_beginning=parts.saves_the_beginning,
         )
