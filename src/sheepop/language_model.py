@@ -17,6 +17,7 @@ from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.config import Settings, model_defaults, requested
 from sheepop.generate.likelihood import Score, score_text
 from sheepop.generate.updates import TextStream
+from sheepop.interpret.control.analyses import Analyses
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
 from sheepop.jobs.run.request import RunRequest
@@ -102,6 +103,11 @@ class LanguageModel:
         for a prompt that is empty or longer than the context.
         """
         return Trace.of(self.model, self.tokenizer, prompt, target)
+
+    @property
+    def analyze(self) -> Analyses:
+        """The model as a control system: ``lm.analyze.gains("Hello World")`` measures the gains of every block."""
+        return Analyses(self.model, self.tokenizer)
 
     def chat(
         self,

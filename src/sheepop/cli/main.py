@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 import sheepop
 from sheepop.cli import (
+    analyze,
     bench,
     chat,
     config,
@@ -76,6 +77,7 @@ app.add_typer(evaluate.app, name="eval", **_MEASURE)
 app.command("bench", **_MEASURE)(bench.bench)
 app.command("ui", cls=ConfiguredCommand, **_LOOK)(ui.ui)
 app.command("trace", **_LOOK)(trace.trace)
+app.add_typer(analyze.app, name="analyze", **_LOOK)
 app.command("runs", **_LOOK)(runs.runs)
 app.command("import", **_MOVE)(exchange.import_model)
 app.command("export", **_MOVE)(exchange.export_model)

@@ -71,8 +71,8 @@ def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: S
         cell = axes[head // columns, head % columns]
         image = cell.imshow(weights_TS.numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
         cell.set_title(f"Head {layer}.{head}", loc="left", fontsize=9)
-        _name_ticks(cell, "y", queries if head % columns == 0 else [])
-        _name_ticks(cell, "x", keys if head + columns >= len(weights_HTS) else [])
+        name_ticks(cell, "y", queries if head % columns == 0 else [])
+        name_ticks(cell, "x", keys if head + columns >= len(weights_HTS) else [])
     for empty in range(len(weights_HTS), rows * columns):
         axes[empty // columns, empty % columns].set_axis_off()
     figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / (high * rows)), label="Attention weight")
@@ -100,9 +100,9 @@ def _layer_map(
     """A map of a number at every layer, the last one on top, and every token; `width` is that of a token in inches."""
     labels, layers = labels_of(trace), _layer_names(trace)
     size = min(20, max(5, width * len(labels) + 2)), max(2.6, 0.32 * len(layers) + 1.4)
-    figure, axes = _panel(*size, title)
+    figure, axes = panel(*size, title)
     image = axes.imshow(numbers_LT.flip(0).numpy(), vmin=0, aspect="auto", interpolation="nearest", **colours)
-    _name_ticks(axes, "x", labels)
+    name_ticks(axes, "x", labels)
     axes.set_yticks(range(len(layers)), layers[::-1], fontsize=8)
     figure.colorbar(image, ax=axes, label=meaning)
     return figure, axes
@@ -111,13 +111,13 @@ def _layer_map(
 def norms_picture(trace: Trace) -> Picture:
     """The length of the residual stream at every layer, one line per token."""
     norms = residual_norms(trace.target)
-    figure, axes = _panel(7, 4, "Length of the residual stream")
+    figure, axes = panel(7, 4, "Length of the residual stream")
     axes.plot(norms.numpy(), color=_FIRST, alpha=max(0.08, 0.8 / math.sqrt(len(norms[0]))), linewidth=1)
     axes.plot(norms.median(1).values.numpy(), color=_SECOND, linewidth=2, label="Median of the tokens")
     axes.set(xlabel="Blocks passed", ylabel="Length", yscale="log")
     axes.set_xticks(range(0, len(norms), math.ceil(len(norms) / 12)))
     axes.legend(frameon=False, fontsize=8)
-    _plain(axes)
+    plain(axes)
     return Picture("residual_norms", figure, {"tokens": labels_of(trace), "norms": norms.tolist()})
 
 
@@ -133,7 +133,7 @@ def comparison_picture(trace: Trace, found: TraceComparison) -> Picture:
 def embedding_picture(trace: Trace) -> Picture:
     """The prompt's tokens on the two axes of largest variance of their embeddings."""
     found = embedding_map(trace.model, [*(trace.prompt.source_ids or []), *trace.token_ids])
-    figure, axes = _panel(6.5, 5.5, "Embeddings of the prompt's tokens")
+    figure, axes = panel(6.5, 5.5, "Embeddings of the prompt's tokens")
     across, up = found.points.T.tolist()
     axes.scatter(across, up, color=_FIRST, s=18)
     words = [_label(trace.text_of(token_id)) for token_id in found.token_ids]
@@ -141,7 +141,7 @@ def embedding_picture(trace: Trace) -> Picture:
         axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=8, parse_math=False)
     shares = [f"{share:.1%}" for share in found.explained]
     axes.set(xlabel=f"First axis ({shares[0]} of the variance)", ylabel=f"Second axis ({shares[1]})")
-    _plain(axes)
+    plain(axes)
     data = {"tokens": words, "points": found.points.tolist(), "explained": list(found.explained)}
     return Picture("embedding_map", figure, data)
 
@@ -157,7 +157,7 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
     before, after = logits.softmax(-1)[0], scores.softmax(-1)[0]
     best = before.topk(min(count, len(before))).indices
     words = [_label(trace.text_of(token_id)) for token_id in best.tolist()]
-    figure, axes = _panel(7, 0.26 * len(words) + 1.4, f"Next token after token {position}")
+    figure, axes = panel(7, 0.26 * len(words) + 1.4, f"Next token after token {position}")
     rows = np.arange(len(words))
     axes.barh(rows - 0.2, before[best].numpy(), height=0.38, color=_FIRST, label="Unchanged")
     axes.barh(rows + 0.2, after[best].numpy(), height=0.38, color=_SECOND, label=_settings(config))
@@ -165,7 +165,7 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
     axes.invert_yaxis()
     axes.set_xlabel("Probability")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    _plain(axes)
+    plain(axes)
     data = {"position": position, "token_ids": best.tolist(), "tokens": words, "probabilities": before[best].tolist()}
     return Picture("next_token", figure, {**data, "drawn_with": after[best].tolist(), "settings": _settings(config)})
 
@@ -180,13 +180,13 @@ def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Pi
     word = _label(trace.text_of(found.token_id))
     against = "" if found.rival is None else f" against {_label(trace.text_of(found.rival))}"
     title = f"Contributions to {word}{against} after token {found.position}: {found.total:.2f} in all"
-    figure, axes = _panel(7, 0.24 * len(names) + 1.4, title)
+    figure, axes = panel(7, 0.24 * len(names) + 1.4, title)
     axes.barh(range(len(names)), values, color=[_FIRST if value >= 0 else _SECOND for value in values])
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="#848b94", linewidth=0.8)
     axes.set_xlabel("Nats")
-    _plain(axes)
+    plain(axes)
     data = {"position": found.position, "token_id": found.token_id, "rival": found.rival, "total": found.total}
     return Picture("attribution", figure, {**data, "parts": dict(zip(found.names, found.values, strict=True))})
 
@@ -202,7 +202,7 @@ def _settings(config: GenerationConfig) -> str:
     return ", ".join(parts)
 
 
-def _panel(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+def panel(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     """A figure of one panel; its size is in inches."""
     figure = bare_figure(width, height)
     figure.set_layout_engine("constrained")
@@ -211,7 +211,7 @@ def _panel(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
+def name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
     """Labels the rows or columns of a map, at even distances if there are too many."""
     step = max(1, math.ceil(len(labels) / _MOST_LABELS))
     ticks, names = range(0, len(labels), step), labels[::step]
@@ -221,7 +221,8 @@ def _name_ticks(axes: Axes, side: str, labels: Sequence[str]) -> None:
         axes.set_yticks(ticks, names, fontsize=7, parse_math=False)
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
+    """Gives a panel small numbers, a faint grid, and no frame above and on the right."""
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)

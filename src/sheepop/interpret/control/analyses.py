@@ -1,0 +1,37 @@
+"""The analyses of a loaded model by name: ``lm.analyze.gains("Once upon")``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sheepop.core.errors import UsageError
+from sheepop.interpret.control.gains import Gains, gains
+from sheepop.interpret.control.operating_point import DTYPES, OperatingPoint
+from sheepop.model import Transformer
+from sheepop.tokenizer import Tokenizer
+
+Text = str | Sequence[int]
+"""A prompt, or its token ids."""
+
+
+@dataclass(frozen=True)
+class Analyses:
+    """The analyses of one model. Each returns a result with `table`, `sentences`, `to_dict` and `pictures`.
+
+    Weights and activations are `dtype`, float32 or float64. Every analysis raises the errors of `OperatingPoint.of`.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    dtype: str = "float32"
+
+    def at(self, prompt: Text) -> OperatingPoint:
+        """The operating point at a prompt; raises `UsageError` for an unknown `dtype`."""
+        if self.dtype not in DTYPES:
+            raise UsageError(f"dtype must be {' or '.join(DTYPES)}, not {self.dtype!r}.")
+        return OperatingPoint.of(self.model, self.tokenizer, prompt, DTYPES[self.dtype])
+
+    def gains(self, prompt: Text, *, steps: int = 32, probes: int = 8, seed: int = 0) -> Gains:
+        """The gains of every block and part, of the whole network and of its output; see `gains`."""
+        return gains(self.at(prompt), steps=steps, probes=probes, seed=seed)

@@ -1,0 +1,253 @@
+"""Gains: by how much a network enlarges a small change of its residual stream, block by block and part by part.
+
+Shapes: T tokens, D d_model, L layers, V vocab. The stream before block l is h_l, that after the last block h_L.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sheepop.core.facts import visible_line
+from sheepop.interpret.control.drawing import heat_map, lines_by_layer
+from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.jacobian import Interval, Jacobian, Spectrum, signs, singular_values, typical_gain
+from sheepop.interpret.control.operating_point import OperatingPoint
+from sheepop.interpret.pictures import Picture, labels_of
+
+_STEPS_OF_PARTS = 12
+_STRONG = 2.0  # gains along one direction that are named in words, relative to the typical gain
+
+
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """The gain of one part: the `largest` factor of any direction, and the `typical` one of a random direction."""
+
+    name: str
+    spectrum: Spectrum
+    typical: Interval
+
+    @property
+    def largest(self) -> float:
+        """The estimate of the largest singular value."""
+        return self.spectrum.largest[0].value
+
+    @property
+    def smallest(self) -> float:
+        """The estimate of the smallest singular value."""
+        return self.spectrum.smallest[0].value
+
+    def to_dict(self) -> dict[str, Any]:
+        """The gain as plain data."""
+        return {**self.spectrum.to_dict(), "typical": asdict(self.typical)}
+
+
+@dataclass(frozen=True, eq=False)
+class BlockGains:
+    """The gains of a block and of its `parts`. `focus` is the token that most of the largest direction lies at.
+
+    `focus_share` is the share of the direction's squared length there. `reached` is the typical gain from the
+    embeddings to the stream behind the block.
+    """
+
+    block: Gain
+    parts: tuple[Gain, ...]
+    focus: int
+    focus_share: float
+    reached: Interval
+
+
+@dataclass(frozen=True, eq=False)
+class Gains(Finding):
+    """The gains of every block of a network, of all blocks together, and of the output.
+
+    `product` is the product of the blocks' largest gains, which bounds that of the `whole`. `head` maps the stream
+    after the last block at the last token, and `nats` (L + 1, T) the stream before each block at each token, to the
+    prediction after the last token: a change of length e changes the prediction by ``1/2 (gain e)^2`` nats.
+    `lengths` (L + 1,) are the mean lengths of the stream's vectors.
+    """
+
+    verb: ClassVar[str] = "gains"
+    tokens: list[str]
+    labels: list[str]
+    blocks: tuple[BlockGains, ...]
+    whole: Gain
+    head: Gain
+    nats: Tensor
+    lengths: Tensor
+
+    @property
+    def product(self) -> float:
+        """The product of the blocks' largest gains."""
+        return math.prod(found.block.largest for found in self.blocks)
+
+    @property
+    def part_names(self) -> list[str]:
+        """The names of the parts that any block has, in the order in which they run."""
+        return list(dict.fromkeys(part.name for found in self.blocks for part in found.parts))
+
+    def table(self) -> list[str]:
+        """A line for each block: its gains, that from the embeddings, and the largest gain of each part."""
+        head = ["block", "largest", "residual", "smallest", "typical", "95 percent", "from embedding", "length"]
+        rows = [
+            [
+                str(layer),
+                f"{found.block.largest:.3f}",
+                f"{found.block.spectrum.largest[0].residual:.0e}",
+                f"{found.block.smallest:.3f}",
+                f"{found.block.typical.value:.3f}",
+                f"{found.block.typical.low:.3f} to {found.block.typical.high:.3f}",
+                f"{found.reached.value:.3f}",
+                f"{float(self.lengths[layer + 1]):.3g}",
+            ]
+            for layer, found in enumerate(self.blocks)
+        ]
+        parts = [["block", *self.part_names]]
+        for layer, found in enumerate(self.blocks):
+            own = {part.name: part for part in found.parts}
+            shown = (own.get(name) for name in self.part_names)
+            parts.append(
+                [
+                    str(layer),
+                    *("-" if part is None else f"{part.largest:.3f} / {part.typical.value:.3f}" for part in shown),
+                ]
+            )
+        return [*columns(head, rows), "", "Largest and typical gain of each part:", *columns(parts[0], parts[1:])]
+
+    def sentences(self) -> list[str]:
+        """What stands out."""
+        found = []
+        for layer, gains in enumerate(self.blocks):
+            block, word = gains.block, visible_line(self.tokens[gains.focus])
+            if block.largest > _STRONG * block.typical.value:
+                found.append(
+                    f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
+                    f"of which lies at token {gains.focus} ({word!r}), and by {block.typical.value:.3g} along a "
+                    "random one."
+                )
+        whole = self.whole
+        found.append(
+            f"All blocks together multiply by {whole.largest:.3g} along one direction and by {whole.typical.value:.3g} "
+            f"along a random one. The product of the blocks' largest gains is {self.product:.3g}; their directions "
+            "would have to be aligned to reach it."
+        )
+        found.append(
+            f"A change of length e of the last vector changes the next-token prediction by at most "
+            f"{self.head.largest**2 / 2:.3g} e^2 nats."
+        )
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """The numbers as plain data."""
+        return {
+            "tokens": self.tokens,
+            "blocks": [
+                {
+                    "layer": layer,
+                    **found.block.to_dict(),
+                    "focus": {"token": found.focus, "share": found.focus_share},
+                    "from_embedding": asdict(found.reached),
+                    "parts": {part.name: part.to_dict() for part in found.parts},
+                }
+                for layer, found in enumerate(self.blocks)
+            ],
+            "whole": self.whole.to_dict(),
+            "product_of_largest": self.product,
+            "head_in_nats": self.head.to_dict(),
+            "stream_in_nats": self.nats.tolist(),
+            "stream_lengths": self.lengths.tolist(),
+        }
+
+    def pictures(self) -> Iterator[Picture]:
+        """The gains by layer, the largest gain of every part, and the gain in nats of every layer and token."""
+        layers = range(len(self.blocks))
+        drawn = {
+            "Largest": [found.block.largest for found in self.blocks],
+            "Typical": [found.block.typical.value for found in self.blocks],
+            "Typical from the embeddings": [found.reached.value for found in self.blocks],
+            "Smallest found": [found.block.smallest for found in self.blocks],
+        }
+        yield lines_by_layer("gains_by_block", "Gain of each block", drawn, "Gain")
+        names = ["block", *self.part_names]
+        table = []
+        for found in self.blocks:
+            own = {"block": found.block, **{part.name: part for part in found.parts}}
+            table.append([own[name].largest if name in own else math.nan for name in names])
+        rows = [f"block {layer}" for layer in layers]
+        yield heat_map("gains_of_parts", "Largest gain of each part", torch.tensor(table), rows, names, "Gain")
+        rows = [*rows, "last"]
+        title = "What a change of the stream does to the next token"
+        yield heat_map("gains_in_nats", title, self.nats, rows, self.labels, "Typical gain in root nats")
+
+
+def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int = 0) -> Gains:
+    """Measures the gains of every block at an operating point.
+
+    `steps` bounds those of the search for singular values (12 for the parts of a block), `probes` is the number of
+    random directions for each typical gain.
+    """
+    reached = _reached(point, probes, seed)
+    blocks = tuple(_block(point, layer, reached[layer], steps, probes, seed) for layer in range(point.num_layers))
+    whole = _gain("whole", point.between(0, point.num_layers), steps, probes, seed)
+    head = Jacobian(point.read_in_nats, point.states[-1][-1:])
+    return Gains(
+        point.notes,
+        [token.text for token in point.trace.tokens],
+        labels_of(point.trace),
+        blocks,
+        whole,
+        _gain("head", head, steps, probes, seed),
+        _in_nats(point, probes, seed),
+        point.states.norm(dim=-1).mean(1),
+    )
+
+
+def _gain(name: str, jacobian: Jacobian, steps: int, probes: int, seed: int) -> Gain:
+    return Gain(name, singular_values(jacobian, steps=steps, seed=seed), typical_gain(jacobian, probes, seed))
+
+
+def _block(point: OperatingPoint, layer: int, reached: Interval, steps: int, probes: int, seed: int) -> BlockGains:
+    block = _gain("block", point.between(layer, layer + 1), steps, probes, seed)
+    parts = {
+        "attention" if point.stream.blocks[layer].attention is not None else "mixer": point.part(
+            layer, "attention_input", "attention_output"
+        ),
+        "feed-forward": point.part(layer, "feed_forward_input", "feed_forward_output"),
+        **{name.replace("feed_", "feed-").replace("_", " "): norm for name, norm in point.norms(layer).items()},
+    }
+    fewer = min(steps, _STEPS_OF_PARTS)
+    found = tuple(_gain(name, jacobian, fewer, probes, seed) for name, jacobian in parts.items())
+    shares = block.spectrum.direction.square().sum(-1)
+    return BlockGains(block, found, int(shares.argmax()), float(shares.max()), reached)
+
+
+def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
+    """The typical gains from the embeddings to the stream behind each block."""
+    stacked = Jacobian(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
+    size = point.states[0].numel()
+    squares = torch.stack(
+        [
+            stacked.jvp(signs(point.states[0], seed, "reached", probe)).double().square().sum((1, 2)) / size
+            for probe in range(probes)
+        ],
+        1,
+    )
+    return [Interval.of_root(row) for row in squares.tolist()]
+
+
+def _in_nats(point: OperatingPoint, probes: int, seed: int) -> Tensor:
+    """The typical gains (L + 1, T) of the stream before each block at each token to the next token's prediction."""
+    first = point.states[:1].clone().requires_grad_()
+    with torch.enable_grad():
+        streams = [first, *point.run(0, point.num_layers, first)]
+        value = point.read_in_nats(streams[-1][0, -1:])
+    squares = torch.zeros(point.states.shape[:2], dtype=torch.float64)
+    for probe in range(probes):
+        pulled = torch.autograd.grad(value, streams, signs(value, seed, "nats", probe), retain_graph=True)
+        squares += torch.cat([each.double().square().sum(-1) for each in pulled]).cpu()
+    return (squares / probes / first.shape[-1]).sqrt()
