@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 import sheepop
 from sheepop.cli import (
     analyze,
+    analyze_run,
     bench,
     chat,
     config,
@@ -78,6 +79,8 @@ app.command("bench", **_MEASURE)(bench.bench)
 app.command("ui", cls=ConfiguredCommand, **_LOOK)(ui.ui)
 app.command("trace", **_LOOK)(trace.trace)
 app.add_typer(analyze.app, name="analyze", **_LOOK)
+for verb in (analyze_run.sharpness, analyze_run.noise):
+    analyze.app.command()(verb)
 app.command("runs", **_LOOK)(runs.runs)
 app.command("import", **_MOVE)(exchange.import_model)
 app.command("export", **_MOVE)(exchange.export_model)

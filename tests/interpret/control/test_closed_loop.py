@@ -93,7 +93,9 @@ def test_the_logistic_map_has_the_exponent_ln_2() -> None:
 
 def test_a_linear_map_has_the_logarithm_of_its_largest_eigenvalue() -> None:
     matrix = torch.tensor([[0.5, 1.0], [0.0, 0.8]], dtype=torch.float64)
-    found = lyapunov_exponent(lambda x: matrix @ x, torch.ones(2, dtype=torch.float64), generator(), steps=50, settling=60)
+    found = lyapunov_exponent(
+        lambda x: matrix @ x, torch.ones(2, dtype=torch.float64), generator(), steps=50, settling=60
+    )
     assert found.value == pytest.approx(math.log(0.8), abs=1e-6)
 
 

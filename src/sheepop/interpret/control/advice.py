@@ -81,7 +81,7 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
     if scale.low < _TIMES_TOO_SMALL * size:
         return None
     high = "no upper bound" if scale.high == float("inf") else f"at most {scale.high:,.0f}"
-    wanted = _power_of_two(scale.low if scale.rows == float("inf") else scale.rows)
+    wanted = power_of_two(scale.low if scale.rows == float("inf") else scale.rows)
     words = (
         f"A batch of {size:,} rows is mostly noise: the gradient's noise scale is {scale.rows:,.0f} rows (at least "
         f"{scale.low:,.0f}, {high}). Raise training.global_batch_size to {wanted:,}; the rate may then rise too."
@@ -147,7 +147,7 @@ def _layer(name: str) -> str:
     return ".".join(parts[: place + 2]) if place >= 0 else ".".join(parts[:-1])
 
 
-def _power_of_two(rows: float) -> int:
+def power_of_two(rows: float) -> int:
     """The power of two nearest to a number of rows."""
     found = 1
     while found * 1.5 <= rows:

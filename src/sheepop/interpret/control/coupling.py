@@ -24,7 +24,7 @@ def coincidence(p: Tensor, q: Tensor) -> Tensor:
     factors. The sum over i is the probability that the draws are equal.
     """
     p, q = p.double(), q.double()
-    ratio, order = (p.log() - q.log()).nan_to_num(nan=0.0).sort(-1, descending=True)
+    order = (p.log() - q.log()).nan_to_num(nan=0.0).argsort(-1, descending=True)
     ordered_p, ordered_q = p.gather(-1, order), q.gather(-1, order)
     # Tokens before i in this order have the larger ratio of p; those after it, of q.
     head_p = ordered_p.cumsum(-1)

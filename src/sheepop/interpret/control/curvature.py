@@ -237,9 +237,7 @@ class HessianProducts:
         if not linked:
             return torch.zeros_like(vector)
         gradients, along = zip(*linked, strict=True)
-        products = torch.autograd.grad(
-            gradients, self._parameters, along, retain_graph=True, materialize_grads=True
-        )
+        products = torch.autograd.grad(gradients, self._parameters, along, retain_graph=True, materialize_grads=True)
         return torch.cat([each.flatten() for each in products])
 
 

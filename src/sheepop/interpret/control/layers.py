@@ -1,4 +1,4 @@
-"""The health of single layers: how fast their weights move, how large their scores are, which units and heads are dead."""
+"""The health of single layers: how fast weights move, how large scores are, which heads and units are dead."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ERRORS = 2.5  # standard errors on each side of an interval; few batches make the error itself uncertain
 
@@ -26,7 +27,9 @@ class NoiseSample:
 
     @classmethod
     def of(cls, gradients: Iterable[Sequence[Tensor]], rows: int) -> NoiseSample:
-        """The estimates from the mean gradients of at least two pieces of a batch, each of `rows` rows (appendix A.1)."""
+        """The estimates from the mean gradients of two or more pieces of a batch, of `rows` rows each (appendix A)."""
+        import torch
+
         total: list[Tensor] = []
         squares: list[Tensor] = []
         for gradient in gradients:
@@ -72,6 +75,8 @@ class NoiseScale:
 
 
 def _square(gradient: Sequence[Tensor]) -> Tensor:
+    import torch
+
     return torch.stack(torch._foreach_norm(list(gradient))).double().square().sum()
 
 

@@ -77,7 +77,7 @@ class RepeatChances:
 
     @property
     def gain(self) -> float:
-        """The factor by which each repeat multiplies the odds of the next, on average; above 1 the loop feeds itself."""
+        """The factor by which each repeat multiplies the odds of the next; above 1 the loop feeds itself."""
         if len(self.chances) < 2:
             return 1.0
         return math.exp((_log_odds(self.last) - _log_odds(self.chances[0])) / (len(self.chances) - 1))
@@ -91,7 +91,7 @@ def repeat_chances(
 
     There is a result for each of the `settings`, whose penalties, temperature and truncation apply as in generation.
     """
-    ids = [*before, *phrase * (repeats + 1)] if isinstance(phrase, list) else [*before, *tuple(phrase) * (repeats + 1)]
+    ids = [*before, *list(phrase) * (repeats + 1)]
     first, period = len(before) + len(phrase), len(phrase)
     logits_TV = model(torch.tensor([ids], device=model.device))[0, first - 1 : -1]
     targets = torch.tensor(ids[first:], device=model.device)

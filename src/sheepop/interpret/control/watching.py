@@ -97,7 +97,9 @@ class TrainingAnalysis:
                 row |= self._sharpness(model, batch, generator)
                 row["turning_factor"] = turning_factor(loss_along(model, before, update, batch))
             if "noise" in self.config.quantities:
-                row |= noise_row(model, batches)
+                sample = noise_sample(model, batches)
+                if sample is not None:
+                    row |= {"gradient_noise": sample.noise, "gradient_signal": sample.signal}
             if "layers" in self.config.quantities:
                 row |= layers_row(model, batch, before, update)
         self._advise({"step": step, "split": "analysis", **row})
@@ -123,16 +125,15 @@ class TrainingAnalysis:
                 self.warn(f"Step {row['step']:,}: {advice.words}")
 
 
-def noise_row(model: Transformer, batches: Sequence[TensorBatch]) -> dict[str, Any]:
-    """The noise and the signal of the gradient of one step; empty if it has a single row."""
+def noise_sample(model: Transformer, batches: Sequence[TensorBatch]) -> NoiseSample | None:
+    """The noise and the signal of the gradient over the micro-batches of a step; None if that has a single row."""
     sizes = [len(batch.labels) for batch in batches]
     total, common = sum(sizes), math.gcd(*sizes)
     if total < 2:
-        return {}
+        return None
     pieces = min(PIECES, total)
     rows = next(size for size in range(common, 0, -1) if common % size == 0 and total // size >= pieces)
-    found = NoiseSample.of(_gradients(model, batches, rows), rows)
-    return {"gradient_noise": found.noise, "gradient_signal": found.signal}
+    return NoiseSample.of(_gradients(model, batches, rows), rows)
 
 
 def _gradients(model: Transformer, batches: Sequence[TensorBatch], rows: int) -> Iterator[Sequence[Tensor]]:

@@ -17,29 +17,35 @@ from sheepop.train.placement import Placement
 _WITHOUT_LIMIT = ("lion", "adafactor", "schedule_free_adamw")
 
 
+def obstacle(config: SheepOpConfig, quantities: Sequence[str]) -> str | None:
+    """Why these quantities cannot be measured on such a run, as a sentence; None if they can."""
+    training, tuning = config.training, config.tuning
+    if tuning.method not in (None, "sft") or tuning.teacher is not None or training.objective != "next_token":
+        return "The loss of the next token is measured, and this run minimises another one."
+    if training.precision == "fp8":
+        return "It is measured in float32, and the layers of training.precision = fp8 compute in float8."
+    if "sharpness" not in quantities:
+        return None
+    if training.optimizer in _WITHOUT_LIMIT:
+        return (
+            f"The limit of training.optimizer = {training.optimizer} is not known, because its step is not a scaled "
+            "gradient; sharpness is measured for adamw, adam, muon and sgd."
+        )
+    if config.model.experts is not None:
+        return "The products of experts have no second derivative, which sharpness needs."
+    return None
+
+
 def require_analysis(config: SheepOpConfig, ranks: Ranks) -> None:
-    """Raises `ConfigError` for a run whose loss or optimizer the `analysis` settings cannot measure."""
-    analysis, training, tuning = config.analysis, config.training, config.tuning
+    """Raises `ConfigError` for a run that cannot measure what `analysis` asks for."""
+    analysis = config.analysis
     if not analysis.quantities:
         return
     what = f"analysis.quantities = {', '.join(analysis.quantities)}"
     if ranks.are_several:
         raise ConfigError(f"{what} needs the whole model in one process. Set it to [], or train in one process.")
-    if tuning.method not in (None, "sft") or tuning.teacher is not None or training.objective != "next_token":
-        raise ConfigError(f"{what} measures the loss of the next token, which this run does not minimise. Set it to [].")
-    if training.precision == "fp8":
-        raise ConfigError(f"{what} computes in float32, and the layers of training.precision = fp8 do not. Set it to [].")
-    if "sharpness" not in analysis.quantities:
-        return
-    if training.optimizer in _WITHOUT_LIMIT:
-        raise ConfigError(
-            f"analysis.quantities: the limit of training.optimizer = {training.optimizer} is not known, because its "
-            "step is not a scaled gradient. Leave sharpness out, or use adamw, adam, muon or sgd."
-        )
-    if config.model.experts is not None:
-        raise ConfigError(
-            "analysis.quantities: the products of experts have no second derivative. Leave sharpness out."
-        )
+    if (why := obstacle(config, analysis.quantities)) is not None:
+        raise ConfigError(f"{what} does not go with this run. {why} Leave it out.")
 
 
 def build_analysis(
