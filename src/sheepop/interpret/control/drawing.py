@@ -16,20 +16,34 @@ _WIDE_ENOUGH = 0.45  # inches of a cell with its number
 
 
 def heat_map(
-    name: str, title: str, numbers: Tensor, rows: Sequence[str], columns: Sequence[str], meaning: str
+    name: str,
+    title: str,
+    numbers: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    meaning: str,
+    *,
+    decades: int | None = None,
 ) -> Picture:
-    """A map of `numbers` (rows, columns), from 0 up; a number that is not finite is a blank."""
+    """A map of `numbers` (rows, columns), from 0 up, or on a logarithmic scale of some `decades` up to the largest.
+
+    A number that is not finite is a blank; on a logarithmic scale, 0 is too.
+    """
+    from matplotlib.colors import LogNorm, Normalize
+
     size = min(20, max(5, _COLUMN * len(columns) + 2.5)), min(20, max(2.6, _ROW * len(rows) + 1.4))
     figure, axes = panel(*size, title)
     most = float(numbers.nan_to_num(0.0, 0.0, 0.0).max()) or 1.0
-    image = axes.imshow(numbers.numpy(), aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=most)
+    scale = Normalize(0, most) if decades is None else LogNorm(most / 10**decades, most, clip=True)
+    drawn = numbers if decades is None else numbers.where(numbers > 0, math.nan)
+    image = axes.imshow(drawn.numpy(), aspect="auto", interpolation="nearest", cmap="Blues", norm=scale)
     name_ticks(axes, "x", columns)
     name_ticks(axes, "y", rows)
     if size[0] / len(columns) >= _WIDE_ENOUGH:
         for row, values in enumerate(numbers.tolist()):
             for column, value in enumerate(values):
                 if math.isfinite(value):
-                    colour = "white" if value > 0.6 * most else "black"
+                    colour = "white" if value and float(scale(value)) > 0.6 else "black"
                     axes.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour)
     figure.colorbar(image, ax=axes, label=meaning)
     return Picture(name, figure, {})

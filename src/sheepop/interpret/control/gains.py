@@ -21,7 +21,7 @@ from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
 _STEPS_OF_PARTS = 12
-_STRONG = 2.0  # gains along one direction that are named in words, relative to the typical gain
+_STRONG = 3.0  # the largest gain of a block, relative to its typical one, from which words name it
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,21 +110,16 @@ class Gains(Finding):
         parts = [["block", *self.part_names]]
         for layer, found in enumerate(self.blocks):
             own = {part.name: part for part in found.parts}
-            shown = (own.get(name) for name in self.part_names)
-            parts.append(
-                [
-                    str(layer),
-                    *("-" if part is None else f"{part.largest:.3f} / {part.typical.value:.3f}" for part in shown),
-                ]
-            )
+            parts.append([str(layer), *(both(own.get(name)) for name in self.part_names)])
         return [*columns(head, rows), "", "Largest and typical gain of each part:", *columns(parts[0], parts[1:])]
 
     def sentences(self) -> list[str]:
         """What stands out."""
         found = []
+        strongest = max(self.blocks, key=lambda gains: gains.block.largest)
         for layer, gains in enumerate(self.blocks):
             block, word = gains.block, visible_line(self.tokens[gains.focus])
-            if block.largest > _STRONG * block.typical.value:
+            if gains is strongest or block.largest > _STRONG * block.typical.value:
                 found.append(
                     f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
                     f"of which lies at token {gains.focus} ({word!r}), and by {block.typical.value:.3g} along a "
@@ -193,7 +188,7 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
     """
     reached = _reached(point, probes, seed)
     blocks = tuple(_block(point, layer, reached[layer], steps, probes, seed) for layer in range(point.num_layers))
-    whole = _gain("whole", point.between(0, point.num_layers), steps, probes, seed)
+    whole = gain_of("whole", point.between(0, point.num_layers), steps, probes, seed)
     head = Jacobian(point.read_in_nats, point.states[-1][-1:])
     return Gains(
         point.notes,
@@ -201,18 +196,24 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
         labels_of(point.trace),
         blocks,
         whole,
-        _gain("head", head, steps, probes, seed),
+        gain_of("head", head, steps, probes, seed),
         _in_nats(point, probes, seed),
         point.states.norm(dim=-1).mean(1),
     )
 
 
-def _gain(name: str, jacobian: Jacobian, steps: int, probes: int, seed: int) -> Gain:
-    return Gain(name, singular_values(jacobian, steps=steps, seed=seed), typical_gain(jacobian, probes, seed))
+def gain_of(name: str, jacobian: Jacobian, steps: int, probes: int, seed: int, *, count: int = 3) -> Gain:
+    """Measures the gain of a part, with `count` singular values at either end of its spectrum."""
+    return Gain(name, singular_values(jacobian, count, steps, seed=seed), typical_gain(jacobian, probes, seed))
+
+
+def both(gain: Gain | None) -> str:
+    """The largest and the typical gain for a table, a dash if there is none."""
+    return "-" if gain is None else f"{gain.largest:.3f} / {gain.typical.value:.3f}"
 
 
 def _block(point: OperatingPoint, layer: int, reached: Interval, steps: int, probes: int, seed: int) -> BlockGains:
-    block = _gain("block", point.between(layer, layer + 1), steps, probes, seed)
+    block = gain_of("block", point.between(layer, layer + 1), steps, probes, seed)
     parts = {
         "attention" if point.stream.blocks[layer].attention is not None else "mixer": point.part(
             layer, "attention_input", "attention_output"
@@ -221,7 +222,7 @@ def _block(point: OperatingPoint, layer: int, reached: Interval, steps: int, pro
         **{name.replace("feed_", "feed-").replace("_", " "): norm for name, norm in point.norms(layer).items()},
     }
     fewer = min(steps, _STEPS_OF_PARTS)
-    found = tuple(_gain(name, jacobian, fewer, probes, seed) for name, jacobian in parts.items())
+    found = tuple(gain_of(name, jacobian, fewer, probes, seed) for name, jacobian in parts.items())
     shares = block.spectrum.direction.square().sum(-1)
     return BlockGains(block, found, int(shares.argmax()), float(shares.max()), reached)
 

@@ -1,0 +1,154 @@
+"""Influence: how far each token of a prompt reaches the states of later tokens.
+
+Shapes: T tokens, D d_model, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sheepop.core.facts import visible_line
+from sheepop.interpret.control.drawing import heat_map
+from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.jacobian import Interval, Jacobian, signs
+from sheepop.interpret.control.operating_point import OperatingPoint
+from sheepop.interpret.pictures import Picture, labels_of
+from sheepop.interpret.trace import Trace
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Influence(Finding):
+    """Influences (T, T): row i is the token that is reached, column j the token that reaches it.
+
+    `influence` is ``|dh_i^L / dh_j^0|_F / sqrt(D)``, the typical length of the change of the last state of token i for
+    a change of length 1 of the embedding of token j. `error` is half its interval of 95 percent, relative to it.
+    `rollout` and `attention` are weights whose rows sum to 1.
+    """
+
+    verb: ClassVar[str] = "influence"
+    tokens: list[str]
+    labels: list[str]
+    influence: Tensor
+    error: Tensor
+    rollout: Tensor
+    attention: Tensor
+
+    @property
+    def shares(self) -> dict[str, Tensor]:
+        """The three measures with rows that sum to 1, by name."""
+        own = self.influence / self.influence.sum(1, keepdim=True)
+        return {"influence": own, "rollout": self.rollout, "attention": self.attention}
+
+    @property
+    def disagreement(self) -> dict[str, Tensor]:
+        """How far rollout and attention weights are from the shares of influence in each row (T,).
+
+        It is the total variation distance: the share that would have to move to other tokens.
+        """
+        own, *_ = (shares := self.shares).values()
+        return {name: (shares[name] - own).abs().sum(1) / 2 for name in ("rollout", "attention")}
+
+    def table(self) -> list[str]:
+        """The tokens that reach the last one the most, with their shares by each measure."""
+        last = {name: rows[-1] for name, rows in self.shares.items()}
+        order = last["influence"].argsort(descending=True)[:_SHOWN].tolist()
+        rows = [
+            [
+                visible_line(self.tokens[token]),
+                str(token),
+                f"{float(self.influence[-1, token]):.3g}",
+                f"{float(self.error[-1, token]):.0%}",
+                *(f"{float(share[token]):.1%}" for share in last.values()),
+            ]
+            for token in order
+        ]
+        head = ["token", "position", "influence", "error", "its share", "rollout", "attention"]
+        return ["Tokens that reach the last state:", *columns(head, rows)]
+
+    def sentences(self) -> list[str]:
+        """Which token reaches the last one the most, and where the measures disagree."""
+        found = []
+        if len(self.tokens) > 1:
+            most = {name: int(rows[-1, :-1].argmax()) for name, rows in self.shares.items()}
+            words = {name: f"token {token} ({visible_line(self.tokens[token])!r})" for name, token in most.items()}
+            found.append(
+                f"Besides its own token, the last state depends most on {words['influence']}; attention rollout names "
+                f"{words['rollout']}, and the mean attention weights {words['attention']}."
+            )
+        for name, apart in self.disagreement.items():
+            row = int(apart.argmax())
+            found.append(
+                f"Shares of {name} and of influence differ by {float(apart.mean()):.0%} on average, and by "
+                f"{float(apart[row]):.0%} for token {row} ({visible_line(self.tokens[row])!r})."
+            )
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """The numbers as plain data."""
+        names = ("influence", "error", "rollout", "attention")
+        apart = {name: values.tolist() for name, values in self.disagreement.items()}
+        return {"tokens": self.tokens, **{name: getattr(self, name).tolist() for name in names}, "disagreement": apart}
+
+    def pictures(self) -> Iterator[Picture]:
+        """A map of each measure."""
+        titles = {
+            "influence": "Share of influence",
+            "rollout": "Attention rollout",
+            "attention": "Mean attention weight",
+        }
+        for name, shares in self.shares.items():
+            file = name if name == "influence" else f"influence_{name}"
+            yield heat_map(file, titles[name], shares, self.labels, self.labels, "Share of the row")
+
+
+def influence(point: OperatingPoint, *, probes: int = 4, seed: int = 0) -> Influence:
+    """Measures all influences at an operating point, by `probes` backward passes for each token."""
+    found, error = influences(point.between(0, point.num_layers), probes, seed)
+    rollout, attention = _by_attention(point.trace)
+    trace = point.trace
+    return Influence(
+        point.notes, [token.text for token in trace.tokens], labels_of(trace), found, error, rollout, attention
+    )
+
+
+def influences(jacobian: Jacobian, probes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Returns ``|dy_i / dx_j|_F / sqrt(D)`` of a function (T, D) to (T, E), and half its interval relative to it.
+
+    For a random cotangent u of row i with covariance 1, ``E |J_ij^T u|^2 = |J_ij|_F^2``.
+    """
+    rows, width = jacobian.value.shape[0], jacobian.point.shape[1]
+    found = torch.zeros(rows, jacobian.point.shape[0], dtype=torch.float64)
+    error = torch.zeros_like(found)
+    for row in range(rows):
+        squares = []
+        for probe in range(probes):
+            cotangent = torch.zeros_like(jacobian.value)
+            cotangent[row] = signs(cotangent[row], seed, "influence", row, probe)
+            squares.append(jacobian.vjp(cotangent).double().square().sum(1).cpu() / width)
+        for column, samples in enumerate(torch.stack(squares, 1).tolist()):
+            interval = Interval.of_root(samples)
+            found[row, column] = interval.value
+            error[row, column] = (interval.high - interval.low) / (2 * interval.value) if interval.value else 0.0
+    return found, error
+
+
+def _by_attention(trace: Trace) -> tuple[Tensor, Tensor]:
+    """Attention rollout (T, T) (Abnar and Zuidema 2020), and the weights' mean over all heads and layers.
+
+    Rollout multiplies the mean weights of the layers, each averaged with the identity of the residual stream. Layers
+    without attention pass each token on by itself. Rows with attention sinks are made to sum to 1.
+    """
+    patterns = ["blocks.*.attention.weights"]
+    weights = trace.collect(patterns, lambda weights_HTS: weights_HTS.double().mean(0).cpu())
+    means = [each / each.sum(1, keepdim=True) for each in weights.values()]
+    rolled = identity = torch.eye(trace.num_tokens, dtype=torch.float64)
+    for mean in means:
+        rolled = (mean + identity) / 2 @ rolled
+    return rolled, torch.stack(means).mean(0)

@@ -1,0 +1,344 @@
+"""The network as a state-space system: what a block remembers, what one token can control, what the logits tell of it.
+
+A block reads one token after the other. Its state x_t are the keys and values of the tokens before t, its input u_t is
+the stream at t, and its output y_t the stream behind it. Linearised at a prompt::
+
+    x_(t+1) = A x_t + B u_t        y_t = C x_t + D u_t
+
+A keeps what is in the cache (a sliding window drops the oldest), and B appends a key and a value. Shapes: T tokens, D
+d_model, L layers, V vocab.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted, visible_line
+from sheepop.generate import GenerationConfig
+from sheepop.generate.sampler import Row, Sampler
+from sheepop.interpret.control.drawing import lines_by_layer
+from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.gains import Gain, both, gain_of
+from sheepop.interpret.control.jacobian import Jacobian, signs
+from sheepop.interpret.control.operating_point import OperatingPoint
+from sheepop.interpret.pictures import Picture
+from sheepop.model import num_parameters
+from sheepop.model.probe import Observer, watch
+
+_STEPS = 12
+_SEEDS = 16
+_FINER, _TRIED = 24, (0.25, 16.0)  # the number of lengths that are tried, and their range, in linear ones
+_NOTICED = 1e-3  # nats by which a prediction must change for a direction to count as observed
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSystem:
+    """The gains of the linearised system of a block at the last token.
+
+    `b` maps the stream at the token to its key and value, `c` the earlier keys and values to the output, and `d` the
+    stream at the token to the output. `memory` maps the streams of all earlier tokens to the output, through whatever
+    the block remembers. b and c are None for a block without keys of its own, c and `memory` for a single token.
+    """
+
+    d: Gain
+    memory: Gain | None
+    b: Gain | None
+    c: Gain | None
+
+    def parts(self) -> dict[str, Gain | None]:
+        """The gains by name."""
+        return {"B": self.b, "C": self.c, "D": self.d, "memory": self.memory}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What it takes to make `token_id` the likeliest next token by a change of one token's vector.
+
+    To first order, no change shorter than `linear` makes it likelier than the likeliest one now. In the network itself
+    the shortest tried change along that direction is `real` long; None if none was found.
+    """
+
+    token_id: int
+    text: str
+    probability: float
+    linear: float
+    real: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class StateSpace(Finding):
+    """A network at a prompt as a state-space system, seen from the embedding of the token at `position`.
+
+    `length` is that of this embedding. `reaches` are the tokens that a change of it can make the likeliest next token.
+    `observed` maps the embedding to the next-token prediction, in root nats (see `gains`); of its directions,
+    `distinct` (at least, unless the search went through all) change the prediction by a thousandth of a nat if they
+    have a tenth of the embedding's length, and `effective_rank` is ``(sum s^2)^2 / sum s^4`` of its singular values s.
+    """
+
+    verb: ClassVar[str] = "state-space"
+    tokens: list[str]
+    dimensions: dict[str, int]
+    blocks: tuple[BlockSystem, ...]
+    position: int
+    length: float
+    likeliest: str
+    reaches: tuple[Reach, ...]
+    observed: Gain
+    distinct: int
+    effective_rank: float
+    passes_equal: bool
+    drawn: tuple[str, ...]
+
+    def table(self) -> list[str]:
+        """The dimensions, the gains of each block's system, and the tokens that can be reached."""
+        sizes = [f"  {name}: {size:,}" for name, size in self.dimensions.items()]
+        names = list(self.blocks[0].parts())
+        rows = [
+            [
+                str(layer),
+                *map(both, own.parts().values()),
+            ]
+            for layer, own in enumerate(self.blocks)
+        ]
+        reached = [
+            [
+                visible_line(reach.text),
+                f"{reach.probability:.2%}",
+                f"{reach.linear:.3g}",
+                "not found" if reach.real is None else f"{reach.real:.3g}",
+                f"{reach.linear / self.length:.0%}",
+            ]
+            for reach in self.reaches
+        ]
+        return [
+            "Dimensions:",
+            *sizes,
+            "",
+            "Largest and typical gain of each block at the last token:",
+            *columns(["block", *names], rows),
+            "",
+            f"Changes of the embedding of token {self.position} that make another token likelier than "
+            f"{visible_line(self.likeliest)!r}:",
+            *columns(["token", "probability", "least (linear)", "found (real)", "of its length"], reached),
+        ]
+
+    def sentences(self) -> list[str]:
+        """What can be controlled, what can be observed, and what the seed changes."""
+        word = visible_line(self.tokens[self.position])
+        found = []
+        done = [reach for reach in self.reaches if reach.real is not None]
+        if done:
+            nearest = min(done, key=lambda reach: reach.real or 0.0)
+            found.append(
+                f"A change of {nearest.real or 0.0:.3g}, {(nearest.real or 0.0) / self.length:.0%} of the embedding of "
+                f"token {self.position} ({word!r}), makes {visible_line(nearest.text)!r} the likeliest next token; the "
+                f"linearised network says {nearest.linear:.3g}."
+            )
+        else:
+            found.append(f"No change of token {self.position} ({word!r}) that was tried makes another token likeliest.")
+        least = "" if self.observed.spectrum.is_whole else "at least "
+        found.append(
+            f"Of {self.dimensions['numbers in a vector of the stream']:,} directions of this embedding, {least}"
+            f"{self.distinct} can be told from the next-token prediction; the effective rank is "
+            f"{self.effective_rank:.1f}."
+        )
+        equal = "does not change" if self.passes_equal else "CHANGES"
+        found.append(
+            f"The seed {equal} the forward pass. {_SEEDS} seeds of the sampler drew "
+            f"{counted(len(set(self.drawn)), 'different token')}."
+        )
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """The numbers as plain data."""
+        return {
+            "tokens": self.tokens,
+            "dimensions": self.dimensions,
+            "blocks": [
+                {name: None if part is None else part.to_dict() for name, part in own.parts().items()}
+                for own in self.blocks
+            ],
+            "controllability": {
+                "position": self.position,
+                "length": self.length,
+                "likeliest": self.likeliest,
+                "reaches": [asdict(reach) for reach in self.reaches],
+            },
+            "observability": {
+                **self.observed.to_dict(),
+                "distinct": self.distinct,
+                "effective_rank": self.effective_rank,
+            },
+            "seed": {"passes_equal": self.passes_equal, "drawn": list(self.drawn)},
+        }
+
+    def pictures(self) -> Iterator[Picture]:
+        """The largest gains of each block's system."""
+        drawn = {
+            name: [getattr(own.parts()[name], "largest", float("nan")) for own in self.blocks]
+            for name in self.blocks[0].parts()
+        }
+        yield lines_by_layer("state_space", "Each block as a system at the last token", drawn, "Largest gain")
+
+
+def state_space(
+    point: OperatingPoint, position: int = -1, *, candidates: int = 8, steps: int = 32, probes: int = 8, seed: int = 0
+) -> StateSpace:
+    """Describes a network at a prompt as a state-space system; `position` is the token whose embedding is changed.
+
+    `candidates` is the number of likeliest other next tokens that are tried to be reached. Raises `UsageError` for a
+    position outside the prompt.
+    """
+    if not -point.num_tokens <= position < point.num_tokens:
+        raise UsageError(
+            f"--position {position} is outside the prompt, which has {counted(point.num_tokens, 'token')}."
+        )
+    position %= point.num_tokens
+    vector = point.states[0][position]
+    length = float(vector.norm())
+    observed = Jacobian(
+        lambda x_D: point.read_in_nats(_last_stream(point, _replaced(point, position, x_D[None]))[0, -1:]), vector
+    )
+    squares = [observed.vjp(observed.jvp(v)).double().square().sum() for v in _probes(observed, probes, seed)]
+    gain = gain_of("observed", observed, steps, probes, seed, count=steps)
+    values = torch.tensor([value.value for value in gain.spectrum.largest])
+    noticed = int((0.5 * (0.1 * length * values).square() >= _NOTICED).sum())
+    trace = point.trace
+    return StateSpace(
+        point.notes,
+        [token.text for token in trace.tokens],
+        _dimensions(point),
+        tuple(_system(point, layer, probes, seed) for layer in range(point.num_layers)),
+        position,
+        length,
+        trace.text_of(int(trace.logits_behind(-1).argmax())),
+        tuple(_reaches(point, position, candidates)),
+        gain,
+        noticed,
+        float(len(vector) ** 2 * gain.typical.value**4 / (sum(squares) / probes)),
+        _passes_equal(point),
+        tuple(_drawn(point)),
+    )
+
+
+def _probes(jacobian: Jacobian, probes: int, seed: int) -> Iterator[Tensor]:
+    return (signs(jacobian.point, seed, "rank", probe) for probe in range(probes))
+
+
+def _replaced(point: OperatingPoint, position: int, x_BD: Tensor) -> Tensor:
+    """The embeddings (B, T, D) with that at `position` replaced by `x_BD`."""
+    embedded = point.states[0].expand(len(x_BD), -1, -1)
+    return torch.cat([embedded[:, :position], x_BD[:, None], embedded[:, position + 1 :]], 1)
+
+
+def _last_stream(point: OperatingPoint, x_BTD: Tensor) -> Tensor:
+    return point.run(0, point.num_layers, x_BTD)[-1]
+
+
+def _dimensions(point: OperatingPoint) -> dict[str, int]:
+    config = point.model.config
+    cached = [config.cached_heads(layer) for layer in range(config.num_layers)]
+    return {
+        "tokens of the prompt": point.num_tokens,
+        "numbers in a vector of the stream": config.d_model,
+        "numbers in the stream between two blocks": point.num_tokens * config.d_model,
+        "blocks": point.num_layers,
+        "numbers in the cache for each token": sum(
+            heads.kv_heads * (heads.key_width + heads.value_width) for heads in cached
+        ),
+        "outputs (tokens of the vocabulary)": config.vocabulary,
+        "parameters": num_parameters(config),
+    }
+
+
+def _system(point: OperatingPoint, layer: int, probes: int, seed: int) -> BlockSystem:
+    stream_TD, last = point.states[layer], point.num_tokens - 1
+
+    def output(x_TD: Tensor) -> Tensor:
+        return point.run(layer, layer + 1, x_TD[None])[0][0, -1]
+
+    def of(name: str, jacobian: Jacobian) -> Gain:
+        return gain_of(name, jacobian, _STEPS, probes, seed)
+
+    d = Jacobian(lambda x_1D: output(torch.cat([stream_TD[:-1], x_1D])), stream_TD[-1:])
+    memory = Jacobian(lambda x_tD: output(torch.cat([x_tD, stream_TD[-1:]])), stream_TD[:-1]) if last else None
+    attention = point.stream.blocks[layer].attention
+    b = c = None
+    if attention is not None and attention.has_keys:
+        path = f"{point.stream.path}.{layer}.attention"
+        keys, values = (point.trace[f"{path}.{name}"] for name in ("rotated_k", "v"))
+
+        def written(x_1D: Tensor) -> Tensor:
+            found: dict[str, Tensor] = {}
+            observers: dict[str, Observer] = {
+                f"{path}.rotated_k": lambda k: found.update(k=k), f"{path}.v": lambda v: found.update(v=v)
+            }  # fmt: skip
+            with watch(point.model, observers):
+                output(torch.cat([stream_TD[:-1], x_1D]))
+            return torch.cat([found[name][0, :, -1].flatten() for name in "kv"])
+
+        def read(cached: Tensor) -> Tensor:
+            k, v = cached.split([keys[:, :-1].numel(), values[:, :-1].numel()])
+            observers: dict[str, Observer] = {
+                f"{path}.rotated_k": lambda now: torch.cat([k.view_as(keys[:, :-1]), now[0, :, -1:]], 1)[None],
+                f"{path}.v": lambda now: torch.cat([v.view_as(values[:, :-1]), now[0, :, -1:]], 1)[None],
+            }
+            with watch(point.model, observers):
+                return output(stream_TD)
+
+        b = of("B", Jacobian(written, stream_TD[-1:]))
+        cache = torch.cat([keys[:, :-1].flatten(), values[:, :-1].flatten()])
+        c = of("C", Jacobian(read, cache)) if last else None
+    return BlockSystem(of("D", d), None if memory is None else of("memory", memory), b, c)
+
+
+def _reaches(point: OperatingPoint, position: int, candidates: int) -> Iterator[Reach]:
+    logits = point.trace.logits_behind(-1).double()
+    p, order = logits.softmax(-1), logits.argsort(descending=True).tolist()
+    vector = point.states[0][position].clone().requires_grad_()
+    with torch.enable_grad():
+        of_last = point.logits(_last_stream(point, _replaced(point, position, vector[None]))[:, -1:])[0, 0]
+    for token in order[1 : candidates + 1]:
+        (slope,) = torch.autograd.grad(of_last[token] - of_last[order[0]], vector, retain_graph=True)
+        steepness = float(slope.norm())
+        linear = float(logits[order[0]] - logits[token]) / steepness if steepness else torch.inf
+        real = _shortest(point, position, slope / steepness, linear, token) if steepness and linear > 0 else None
+        yield Reach(token, point.trace.text_of(token), float(p[token]), linear, real)
+
+
+@torch.no_grad()
+def _shortest(point: OperatingPoint, position: int, direction: Tensor, linear: float, token: int) -> float | None:
+    """The shortest of some lengths along a direction at which `token` is the likeliest next token."""
+    lengths = linear * torch.logspace(*map(math.log10, _TRIED), _FINER).to(direction)
+    moved = point.states[0][position] + lengths[:, None] * direction
+    best = point.logits(_last_stream(point, _replaced(point, position, moved))[:, -1:])[:, 0].argmax(-1)
+    hits = lengths[best == token]
+    return float(hits[0]) if len(hits) else None
+
+
+@torch.no_grad()
+def _passes_equal(point: OperatingPoint) -> bool:
+    """Whether two passes under different states of the global generator are equal to the bit."""
+    with torch.random.fork_rng(devices=[]):
+        found = []
+        for state in (0, 1):
+            torch.manual_seed(state)
+            found.append(_last_stream(point, point.states[:1]))
+    return torch.equal(*found)
+
+
+def _drawn(point: OperatingPoint) -> Iterator[str]:
+    """The next tokens that the sampler draws at temperature 1 with some seeds."""
+    trace = point.trace
+    sampler = Sampler.of(trace.tokenizer, trace.model, frozenset())
+    config = GenerationConfig(temperature=1.0)
+    logits = trace.logits_behind(-1).expand(_SEEDS, -1).contiguous()
+    rows = [Row(config, 0, seed) for seed in range(_SEEDS)]
+    return (trace.text_of(token) for token in sampler.choose(logits, rows).token_ids)
