@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 import sheepop
 from sheepop.cli import (
     analyze,
-    analyze_run,
+    analyze_loops,
     bench,
     chat,
     config,
@@ -79,7 +79,7 @@ app.command("bench", **_MEASURE)(bench.bench)
 app.command("ui", cls=ConfiguredCommand, **_LOOK)(ui.ui)
 app.command("trace", **_LOOK)(trace.trace)
 app.add_typer(analyze.app, name="analyze", **_LOOK)
-for verb in (analyze_run.sharpness, analyze_run.noise):
+for verb in (analyze_loops.decode, analyze_loops.sharpness, analyze_loops.noise):
     analyze.app.command()(verb)
 app.command("runs", **_LOOK)(runs.runs)
 app.command("import", **_MOVE)(exchange.import_model)

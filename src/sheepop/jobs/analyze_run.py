@@ -55,7 +55,7 @@ class RunAnalysisRequest:
 
 @dataclass
 class StoppedRun:
-    """A run at one of its checkpoints, as it was before its next step, at the `rate` of its last one unless another was asked for."""
+    """A run at one of its checkpoints, before its next step, at the `rate` of its last one unless another was given."""
 
     config: SheepOpConfig
     parts: Parts

@@ -85,7 +85,7 @@ def test_survival_by_importance_is_that_of_plain_trials(model: Transformer) -> N
 
 def test_the_logistic_map_has_the_exponent_ln_2() -> None:
     found = lyapunov_exponent(
-        lambda x: 4 * x * (1 - x), torch.tensor([0.3], dtype=torch.float64), generator(), steps=200, settling=10
+        lambda x: 4 * x * (1 - x), torch.tensor([0.3], dtype=torch.float64), generator(), steps=2000, settling=10
     )
     assert found.value == pytest.approx(math.log(2), abs=0.02)
     assert abs(found.value - math.log(2)) < 4 * found.error

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sheepop.core.errors import UsageError
+from sheepop.generate import GenerationConfig
+from sheepop.interpret.control.decode import Decode, decode
 from sheepop.interpret.control.gains import Gains, gains
 from sheepop.interpret.control.operating_point import DTYPES, OperatingPoint
 from sheepop.model import Transformer
@@ -35,3 +37,26 @@ class Analyses:
     def gains(self, prompt: Text, *, steps: int = 32, probes: int = 8, seed: int = 0) -> Gains:
         """The gains of every block and part, of the whole network and of its output; see `gains`."""
         return gains(self.at(prompt), steps=steps, probes=probes, seed=seed)
+
+    def decode(
+        self,
+        prompt: Text,
+        settings: GenerationConfig | None = None,
+        *,
+        length: int = 48,
+        pairs: int = 8,
+        seed: int = 0,
+    ) -> Decode:
+        """The closed loop of generation after a prompt, by default with the usual settings; see `decode`."""
+        point = self.at(prompt)
+        settings = settings or GenerationConfig()
+        return decode(
+            point.model,
+            self.tokenizer,
+            point.trace.token_ids,
+            settings,
+            point.notes,
+            length=length,
+            pairs=pairs,
+            seed=seed,
+        )

@@ -15,8 +15,9 @@ from sheepop.model.attention.layer import Attention
 from sheepop.model.probe import named_probes, watch
 from sheepop.train.tensor_batch import TensorBatch
 
-# A unit or head that adds less than this share of what the median one of its layer adds does nothing.
-DEAD_SHARE = 1e-4
+# A head, or a hidden unit, with less than this share of the largest one of its layer does nothing. Single units may be
+# a thousand times as large as usual ones (Sun et al. 2024, "Massive activations"), so their share is smaller.
+DEAD_HEAD, DEAD_UNIT = 1e-4, 1e-7
 _MOST_POSITIONS = 512  # of a batch, for which the heads are compared
 
 
@@ -49,8 +50,8 @@ def update_ratios(before: Mapping[str, Tensor], update: Mapping[str, Tensor]) ->
 def layer_health(model: Transformer, batch: TensorBatch) -> LayerHealth:
     """Runs the model once on `batch` and looks at every attention layer and feed-forward network.
 
-    A head is dead if its part of the layer's output is less than 1e-4 of the median head's, and a hidden unit if its
-    largest value on the batch is less than 1e-4 of the median unit's.
+    A head is dead if its part of the layer's output is less than 1e-4 of the largest one, and a hidden unit if its
+    largest value on the batch is less than 1e-7 of that of the largest unit.
     """
     logits: dict[str, float] = {}
     units: dict[str, float] = {}
@@ -60,14 +61,14 @@ def layer_health(model: Transformer, batch: TensorBatch) -> LayerHealth:
         logits[path] = float(scores.masked_fill(scores == -torch.inf, torch.finfo(scores.dtype).min).max())
 
     def see_units(path: str, hidden: Tensor) -> None:
-        share = float(_is_dead(hidden.abs().flatten(0, -2).amax(0)).double().mean())
+        share = float(_is_below(DEAD_UNIT, hidden.abs().flatten(0, -2).amax(0)).double().mean())
         if share:
             units[path] = share
 
     def see_heads(path: str, outputs_BHTC: Tensor) -> None:
         attention = model.get_submodule(path)
         assert isinstance(attention, Attention)
-        for number in _is_dead(_head_sizes(attention, outputs_BHTC)).nonzero().flatten().tolist():
+        for number in _is_below(DEAD_HEAD, _head_sizes(attention, outputs_BHTC)).nonzero().flatten().tolist():
             heads.append(f"{path} head {number}")
 
     observers = {}
@@ -82,8 +83,8 @@ def layer_health(model: Transformer, batch: TensorBatch) -> LayerHealth:
     return LayerHealth(logits, tuple(heads), units)
 
 
-def _is_dead(sizes: Tensor) -> Tensor:
-    return sizes < DEAD_SHARE * sizes.median()
+def _is_below(share: float, sizes: Tensor) -> Tensor:
+    return sizes < share * sizes.max()
 
 
 def _head_sizes(attention: Attention, outputs_BHTC: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 
 from sheepop.core.errors import UsageError
-from sheepop.interpret.control.curvature import stepwise_attention
 from sheepop.model import Transformer
 from sheepop.model.probe import watch
+
+_DISTANCE = 1e-7  # of the state's length: far above rounding in float64, and far below where the loop curves
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Exponent:
     steps: int
 
 
+@torch.no_grad()
 def lyapunov_exponent(
     step: Callable[[Tensor], Tensor],
     state: Tensor,
@@ -38,21 +39,25 @@ def lyapunov_exponent(
     settling: int = 0,
     blocks: int = 8,
 ) -> Exponent:
-    """The mean logarithm by which `step` stretches a tangent vector along the trajectory from `state`.
+    """The mean logarithm by which `step` stretches a small difference along the trajectory from `state` (float64).
 
-    The vector is normalised after each step. The first `settling` steps turn it towards the direction that grows most
-    and do not count.
+    A second trajectory is drawn back to a distance of 1e-7 of the state's length after each step. The first `settling`
+    steps turn the difference towards the direction that grows most and do not count. What shrinks below rounding counts
+    as shrunk to rounding.
     """
-    tangent = torch.randn(state.shape, generator=generator, dtype=state.dtype).to(state.device)
-    tangent = tangent / tangent.norm()
+    if state.dtype != torch.float64:
+        raise ValueError(f"a difference of 1e-7 needs float64, and the state is {state.dtype}")
+    direction = torch.randn(state.shape, generator=generator, dtype=state.dtype).to(state.device)
     growths: list[float] = []
     for number in range(settling + steps):
-        state, moved = jvp(step, (state,), (tangent,))
-        state, size = state.detach(), moved.detach().norm()
+        distance = _DISTANCE * float(state.norm())
+        other = step(state + direction * (distance / direction.norm()))
+        state = step(state)
+        moved = other - state
+        size = float(moved.norm())
         if number >= settling:
-            growths.append(math.log(max(float(size), torch.finfo(state.dtype).tiny)))
-        # A tangent that vanished stays 0: the loop has forgotten all of it.
-        tangent = moved.detach() / size if size > 0 else moved.detach()
+            growths.append(math.log(max(size, torch.finfo(state.dtype).eps * float(state.norm())) / distance))
+        direction = moved if size > 0 else direction
     per_block = max(1, steps // blocks)
     means = [
         sum(part) / len(part)
@@ -88,7 +93,7 @@ class SoftLoop:
         """The next state."""
         model = self._model
         ids = torch.zeros(1, len(state_WD), dtype=torch.long, device=model.device)
-        with torch.enable_grad(), watch(model, {"embedded": lambda _: state_WD[None]}), stepwise_attention(model):
+        with watch(model, {"embedded": lambda _: state_WD[None]}):
             logits_V = model(ids, logits_to_keep=1)[0, -1]
         weights_V = (logits_V / self._temperature).softmax(-1)
         return torch.cat((state_WD[1:], (weights_V @ self._embeddings_VD)[None]))

@@ -60,13 +60,12 @@ class SharpnessFinding(Finding):
         state = "past its limit" if share > 1 else "near its limit" if share > NEAR_LIMIT else "within its limit"
         place, part = next(iter(found.places.items()))
         lines = [
-            f"At step {self.step:,} the learning rate {self.rate:.3g} is {state}: {shown_share(share)} of it. The limit is "
-            f"reached at {self.rate / share:.3g}."
-            if share > 0
-            else "The loss curves in no direction.",
+            f"At step {self.step:,} the learning rate {self.rate:.3g} is {state}: {shown_share(share)} of it.",
             f"{part:.0%} of the sharpest direction lie in {place}.",
             f"Along its own update the loss of these rows turns after {self._turn()}.",
         ]
+        if share > 0:
+            lines.insert(1, f"With a loss as sharp as this one, the limit is a rate of {self.rate / share:.3g}.")
         if self.health.attention_logits:
             name, score = max(self.health.attention_logits.items(), key=lambda item: item[1])
             lines.append(f"The largest score of attention is {score:.1f}, in {name}.")

@@ -1,4 +1,4 @@
-"""The verbs of ``sheepop analyze`` that look at a training run."""
+"""The verbs of ``sheepop analyze`` that look at the loops of generation and of training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sheepop.cli.analysis_options import Output, Overwrite, print_finding
-from sheepop.cli.options import Device, Json, Quiet
+from sheepop.cli.analysis_options import (
+    Exactness,
+    Model,
+    Output,
+    Overwrite,
+    Prompt,
+    Text,
+    one_prompt,
+    print_finding,
+    run_analysis,
+)
+from sheepop.cli.generation_options import Greedy, RepetitionPenalty, Temperature, TopK, TopP
+from sheepop.cli.options import Adapter, Device, Json, Quiet
 
 if TYPE_CHECKING:
+    from sheepop.interpret.control.analyses import Analyses
     from sheepop.interpret.control.finding import Finding
     from sheepop.jobs.analyze_run import StoppedRun
 
@@ -20,7 +32,70 @@ Step = Annotated[int | None, typer.Option(min=0, help="The step of a checkpoint,
 Rate = Annotated[float | None, typer.Option(min=0, help="A learning rate, instead of that of the step.")]
 Rows = Annotated[int | None, typer.Option(min=2, help="Rows of the batch, instead of a half.")]
 Products = Annotated[int, typer.Option(min=2, help="Most products with the Hessian.")]
+Length = Annotated[int, typer.Option(min=2, help="Tokens to write and to compare.")]
+Pairs = Annotated[int, typer.Option(min=1, help="Pairs of texts with shared random numbers.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
 Batches = Annotated[int, typer.Option(min=2, help="Batches to measure.")]
+
+
+def decode(
+    model: Model,
+    text: Text = None,
+    prompt: Prompt = None,
+    length: Length = 48,
+    pairs: Pairs = 8,
+    greedy: Greedy = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = 0,
+    output: Output = None,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Exactness = "float32",
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Look at generation as a closed loop: how far a change reaches, and whether the text repeats itself.
+
+    Shows how the effect of another token fades in the same text, how long sampled texts stay equal, whether small
+    changes of the loop grow, how likely a repeated phrase is to be repeated again, and entropy against temperature.
+
+    Examples:
+
+      sheepop analyze decode runs/quickstart "def main("
+
+      sheepop analyze decode runs/quickstart "def main(" --temperature 0.2 --repetition-penalty 1.1
+    """
+    given = one_prompt(text, prompt)
+
+    def analysis(found: Analyses) -> Finding:
+        from sheepop.generate.config import requested
+
+        settings = requested(
+            max_new_tokens=length,
+            greedy=greedy,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+        )
+        return found.decode(given, settings, length=length, pairs=pairs, seed=seed)
+
+    run_analysis(
+        "decode",
+        model,
+        analysis,
+        output=output,
+        adapter=adapter,
+        device=device,
+        dtype=dtype,
+        overwrite=overwrite,
+        quiet=quiet,
+        as_json=as_json,
+    )
 
 
 def sharpness(
