@@ -22,6 +22,7 @@ from sheepop.interpret.control.advice import (
 def rows(**columns: list[Any]) -> list[dict[str, Any]]:
     """Rows of steps 10, 20, ..., healthy in all columns that are not given."""
     usual = {
+        "learning_rate": 0.1,
         "batch_rows": 16,
         "sharpness": 10.0,
         "sharpness_limit": 100.0,
@@ -57,10 +58,10 @@ def test_healthy_rows_and_other_rows_give_no_advice() -> None:
 def test_a_rate_near_its_limit_is_named_with_its_step_and_evidence() -> None:
     (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 1.3, 1.2], sharpness=[20, 95, 130, 120]))
     assert (found.cause, found.step) == (RATE, 20)
-    assert "at 1.30 of its limit since step 20" in found.words
-    assert "sharpness is 130, and steps at this rate bear 100" in found.words
-    assert "divide training.learning_rate by 2.6" in found.words
-    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.6)}
+    assert "at 1.20 of its limit since step 20" in found.words
+    assert "sharpness is 120, and steps at this rate bear 100" in found.words
+    assert "divide training.learning_rate by 2.4" in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.4)}
 
 
 def test_a_passed_stretch_is_named_with_its_end() -> None:
@@ -85,6 +86,8 @@ def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None
     (found,) = advice_of(rows(gradient_noise=noise, gradient_signal=[10.0] * 8))
     assert found.cause == BATCH and found.changes == {"training.global_batch_size": 64}
     assert "noise scale is 64 rows" in found.words
+    falling = rows(gradient_noise=noise, gradient_signal=[10.0] * 8, learning_rate=[0.1] * 5 + [0.04] * 3)
+    assert advice_of(falling) == []  # too few measurements are left
     assert causes(gradient_noise=[value / 2.5 for value in noise], gradient_signal=[10.0] * 8) == []
     assert noise_scale_of(rows(gradient_noise=noise[:3], gradient_signal=[10.0] * 3)) is None
 

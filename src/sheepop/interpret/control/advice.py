@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -41,29 +42,37 @@ def advice_of(rows: Sequence[Row]) -> list[Advice]:
 
 
 def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
-    """The noise scale in rows over the later half of the measurements; None if there are too few."""
-    pairs = [(number(row.get("gradient_noise")), number(row.get("gradient_signal"))) for row in rows]
-    samples = [NoiseSample(noise, signal) for noise, signal in pairs if noise is not None and signal is not None]
-    # The noise scale grows as the loss falls, so that the beginning says little about the rest.
-    later = samples[len(samples) // 2 :]
-    return NoiseScale.of(later) if len(later) >= _FEWEST_BATCHES else None
+    """The noise scale in rows while the rate was high; None if there are too few measurements.
+
+    The beginning is left out, because the scale grows as the loss falls, and the end, because a falling rate averages
+    the noise as a larger batch does.
+    """
+    keys = ("learning_rate", "gradient_noise", "gradient_signal")
+    found = [tuple(number(row.get(key)) for key in keys) for row in rows]
+    measured = [
+        (rate, NoiseSample(noise, signal)) for rate, noise, signal in found if None not in (rate, noise, signal)
+    ]
+    highest = max((rate for rate, _ in measured), default=0.0)
+    samples = [sample for rate, sample in measured[len(measured) // 4 :] if rate >= highest / 2]
+    return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
     streak = _streak(rows, "sharpness_share", NEAR_LIMIT)
     if not streak:
         return None
-    first, worst = streak[0], max(streak, key=lambda row: row["sharpness_share"])
-    share, place = worst["sharpness_share"], str(worst["sharpest"])
+    # The middle one, because single batches may be far sharper.
+    first, middle = streak[0], sorted(streak, key=lambda row: float(row["sharpness_share"]))[len(streak) // 2]
+    share, place = middle["sharpness_share"], str(middle["sharpest"])
     evidence = (
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is "
-        f"{worst['sharpness']:.3g}, and steps at this rate bear {worst['sharpness_limit']:.3g})"
+        f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
     )
     factor = max(2.0, 2.0 * share)
     layer = _layer(place)
-    if worst["sharpest_share"] >= _ONE_PLACE and all(_layer(str(row["sharpest"])) == layer for row in streak):
+    if middle["sharpest_share"] >= _ONE_PLACE and all(_layer(str(row["sharpest"])) == layer for row in streak):
         words = (
-            f"The learning rate is {evidence}, and {worst['sharpest_share']:.0%} of the sharpest direction lie in "
+            f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
             f"{place}: lower the rate of {layer} by an entry of training.layers, or divide training.learning_rate by "
             f"{factor:.1f}."
         )
@@ -80,11 +89,12 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
     size = last["batch_rows"]
     if scale.low < _TIMES_TOO_SMALL * size:
         return None
-    high = "no upper bound" if scale.high == float("inf") else f"at most {scale.high:,.0f}"
-    wanted = power_of_two(scale.low if scale.rows == float("inf") else scale.rows)
+    high = "no upper bound" if scale.high == math.inf else f"at most {scale.high:,.0f}"
+    wanted = power_of_two(scale.low if scale.rows == math.inf else scale.rows)
     words = (
-        f"A batch of {size:,} rows is mostly noise: the gradient's noise scale is {scale.rows:,.0f} rows (at least "
-        f"{scale.low:,.0f}, {high}). Raise training.global_batch_size to {wanted:,}; the rate may then rise too."
+        f"Steps of {size:,} rows are mostly noise: the gradient's noise scale is {_written(scale.rows)} rows (at least "
+        f"{scale.low:,.0f}, {high}). With training.global_batch_size={wanted} fewer steps reach the same loss, and the "
+        "rate may be higher; where a step takes as long as it has rows, the run does not end sooner."
     )
     return Advice(BATCH, last["step"], words, {"training.global_batch_size": wanted})
 
@@ -145,6 +155,10 @@ def _layer(name: str) -> str:
     parts = name.split(".")
     place = parts.index("blocks") if "blocks" in parts else -1
     return ".".join(parts[: place + 2]) if place >= 0 else ".".join(parts[:-1])
+
+
+def _written(rows: float) -> str:
+    return "more than can be told in" if rows == math.inf else f"{rows:,.0f}"
 
 
 def power_of_two(rows: float) -> int:

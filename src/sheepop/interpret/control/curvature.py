@@ -144,20 +144,25 @@ class Scaling:
                 "The optimizer has no state yet, or its learning rate is 0, so there is no step to measure. Take a "
                 "checkpoint from after the first steps and before the rate ends at 0, with its folder state/."
             )
-        return cls(*zip(*found, strict=True), limit=limits[0], left_out=left_out)
+        own, parameters, roots = zip(*found, strict=True)
+        return cls(own, parameters, roots, limits[0], left_out)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """``D^(1/2)`` times a vector (P,)."""
-        parts = vector.split([each.numel() for each in self.parameters])
+        parts = _split(vector, self.parameters)
         moved = (root(part.view_as(at)) for root, part, at in zip(self.roots, parts, self.parameters, strict=True))
         return torch.cat([each.flatten() for each in moved])
 
     def shares(self, vector: Tensor) -> dict[str, float]:
         """The share of each parameter in the squared length of a vector (P,), largest first."""
-        parts = vector.split([each.numel() for each in self.parameters])
+        parts = _split(vector, self.parameters)
         squares = torch.stack([part.square().sum() for part in parts])
         shares = dict(zip(self.names, (squares / squares.sum()).tolist(), strict=True))
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _split(vector: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.split(vector, [each.numel() for each in parameters])
 
 
 def _limit(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
@@ -231,7 +236,7 @@ class HessianProducts:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """The Hessian times a vector (P,)."""
-        parts = vector.split([each.numel() for each in self._parameters])
+        parts = _split(vector, self._parameters)
         directions = [part.view_as(at) for part, at in zip(parts, self._parameters, strict=True)]
         linked = [pair for pair in zip(self._gradients, directions, strict=True) if pair[0].requires_grad]
         if not linked:

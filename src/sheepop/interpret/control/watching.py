@@ -90,9 +90,10 @@ class TrainingAnalysis:
         batch = rows_of(batches[0], slice(0, rows))
         weights = dict(model.named_parameters())
         update = {name: weights[name].detach() - weight for name, weight in before.items()}
-        row: dict[str, Any] = {"batch_rows": sum(len(each.labels) for each in batches)}
+        rate = max(_rates(self.optimizers))
+        row: dict[str, Any] = {"learning_rate": rate, "batch_rows": sum(len(each.labels) for each in batches)}
         with self.placement.evaluating():
-            if "sharpness" in self.config.quantities and any(_rates(self.optimizers)):
+            if "sharpness" in self.config.quantities and rate > 0:
                 generator = torch_generator(self.seed, "sharpness", step)
                 row |= self._sharpness(model, batch, generator)
                 row["turning_factor"] = turning_factor(loss_along(model, before, update, batch))
@@ -168,4 +169,6 @@ def layers_row(
 
 
 def _rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
-    return [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    """The rates of all groups, in units of the run's rate."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [group["lr"] / (group.get("learning_rate_factor", 1.0) or 1.0) for group in groups]
