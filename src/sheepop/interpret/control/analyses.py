@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
+from sheepop.interpret.control.comparison import GainChanges, compare_points
 from sheepop.interpret.control.decode import Decode, decode
+from sheepop.interpret.control.diagrams import BlockDiagrams, block_diagrams
 from sheepop.interpret.control.gains import Gains, gains
+from sheepop.interpret.control.impulse import Impulse, impulse
+from sheepop.interpret.control.influence import Influence, influence
 from sheepop.interpret.control.operating_point import DTYPES, OperatingPoint
+from sheepop.interpret.control.state_space import StateSpace, state_space
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 
@@ -37,6 +42,31 @@ class Analyses:
     def gains(self, prompt: Text, *, steps: int = 32, probes: int = 8, seed: int = 0) -> Gains:
         """The gains of every block and part, of the whole network and of its output; see `gains`."""
         return gains(self.at(prompt), steps=steps, probes=probes, seed=seed)
+
+    def influence(self, prompt: Text, *, probes: int = 4, seed: int = 0) -> Influence:
+        """How far each token reaches the last states of later ones, beside attention rollout and weights."""
+        return influence(self.at(prompt), probes=probes, seed=seed)
+
+    def impulse(
+        self, prompt: Text, position: int = 0, *, size: float = 0.01, probes: int = 8, seed: int = 0
+    ) -> Impulse:
+        """The response to a change of the embedding at `position`, of `size` times its length."""
+        return impulse(self.at(prompt), position, size=size, probes=probes, seed=seed)
+
+    def state_space(
+        self, prompt: Text, position: int = -1, *, candidates: int = 8, steps: int = 32, probes: int = 8, seed: int = 0
+    ) -> StateSpace:
+        """The network as a state-space system, and what the embedding at `position` controls."""
+        options = {"candidates": candidates, "steps": steps, "probes": probes, "seed": seed}
+        return state_space(self.at(prompt), position, **options)
+
+    def blocks(self, prompt: Text, *, layer: int = 0, fed: int = 4, probes: int = 8, seed: int = 0) -> BlockDiagrams:
+        """The block diagrams of the network, reduced step by step, with the loop of generation over `fed` tokens."""
+        return block_diagrams(self.at(prompt), layer=layer, fed=fed, probes=probes, seed=seed)
+
+    def compare(self, other: Analyses, prompt: Text, *, probes: int = 8, seed: int = 0) -> GainChanges:
+        """What changed from this model to another: ``lm.analyze.compare(tuned.analyze, "Once")``."""
+        return compare_points(self.at(prompt), other.at(prompt), probes=probes, seed=seed)
 
     def decode(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from sheepop.interpret.pictures import Picture
 
@@ -14,6 +16,7 @@ class Finding:
     """The result of an analysis. `notes` are sentences about what was done to the model before."""
 
     verb: ClassVar[str]
+    derived: ClassVar[tuple[str, ...]] = ()
     notes: tuple[str, ...]
 
     def table(self) -> list[str]:
@@ -24,17 +27,27 @@ class Finding:
         """What the numbers say, in words."""
         raise NotImplementedError
 
-    def data(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        raise NotImplementedError
-
     def pictures(self) -> Iterator[Picture]:
         """Pictures of the numbers; none by default."""
         yield from ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole result as plain data, which ``--json`` prints and ``VERB.json`` holds."""
-        return {"analysis": self.verb, "notes": list(self.notes), "sentences": self.sentences(), **self.data()}
+        """All fields, and the properties named in `derived`, as plain data; ``--json`` prints it."""
+        names = (*(field.name for field in fields(self)), *self.derived)
+        words = {"analysis": self.verb, "sentences": self.sentences()}
+        return words | {name: plain(getattr(self, name)) for name in names}
+
+
+def plain(value: Any) -> Any:
+    """Plain data of tensors, tuples, mappings and dataclasses; fields whose names end in ``direction`` are left out."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if is_dataclass(value):
+        names = (field.name for field in fields(value))
+        return {name: plain(getattr(value, name)) for name in names if not name.endswith("direction")}
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

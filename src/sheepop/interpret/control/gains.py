@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,15 @@ from torch import Tensor
 from sheepop.core.facts import visible_line
 from sheepop.interpret.control.drawing import heat_map, lines_by_layer
 from sheepop.interpret.control.finding import Finding, columns
-from sheepop.interpret.control.jacobian import Interval, Jacobian, Spectrum, signs, singular_values, typical_gain
+from sheepop.interpret.control.jacobian import (
+    Interval,
+    Jacobian,
+    LinearMap,
+    Spectrum,
+    signs,
+    singular_values,
+    typical_gain,
+)
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
@@ -41,10 +49,6 @@ class Gain:
     def smallest(self) -> float:
         """The estimate of the smallest singular value."""
         return self.spectrum.smallest[0].value
-
-    def to_dict(self) -> dict[str, Any]:
-        """The gain as plain data."""
-        return {**self.spectrum.to_dict(), "typical": asdict(self.typical)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,7 @@ class Gains(Finding):
     """
 
     verb: ClassVar[str] = "gains"
+    derived: ClassVar[tuple[str, ...]] = ("product",)
     tokens: list[str]
     labels: list[str]
     blocks: tuple[BlockGains, ...]
@@ -137,27 +142,6 @@ class Gains(Finding):
         )
         return found
 
-    def data(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        return {
-            "tokens": self.tokens,
-            "blocks": [
-                {
-                    "layer": layer,
-                    **found.block.to_dict(),
-                    "focus": {"token": found.focus, "share": found.focus_share},
-                    "from_embedding": asdict(found.reached),
-                    "parts": {part.name: part.to_dict() for part in found.parts},
-                }
-                for layer, found in enumerate(self.blocks)
-            ],
-            "whole": self.whole.to_dict(),
-            "product_of_largest": self.product,
-            "head_in_nats": self.head.to_dict(),
-            "stream_in_nats": self.nats.tolist(),
-            "stream_lengths": self.lengths.tolist(),
-        }
-
     def pictures(self) -> Iterator[Picture]:
         """The gains by layer, the largest gain of every part, and the gain in nats of every layer and token."""
         layers = range(len(self.blocks))
@@ -202,7 +186,7 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
     )
 
 
-def gain_of(name: str, jacobian: Jacobian, steps: int, probes: int, seed: int, *, count: int = 3) -> Gain:
+def gain_of(name: str, jacobian: LinearMap, steps: int, probes: int, seed: int, *, count: int = 3) -> Gain:
     """Measures the gain of a part, with `count` singular values at either end of its spectrum."""
     return Gain(name, singular_values(jacobian, count, steps, seed=seed), typical_gain(jacobian, probes, seed))
 
@@ -214,6 +198,13 @@ def both(gain: Gain | None) -> str:
 
 def _block(point: OperatingPoint, layer: int, reached: Interval, steps: int, probes: int, seed: int) -> BlockGains:
     block = gain_of("block", point.between(layer, layer + 1), steps, probes, seed)
+    found = parts_of_block(point, layer, min(steps, _STEPS_OF_PARTS), probes, seed)
+    shares = block.spectrum.direction.square().sum(-1)
+    return BlockGains(block, found, int(shares.argmax()), float(shares.max()), reached)
+
+
+def parts_of_block(point: OperatingPoint, layer: int, steps: int, probes: int, seed: int) -> tuple[Gain, ...]:
+    """The gains of the mixer, the feed-forward network and the norms of a block."""
     parts = {
         "attention" if point.stream.blocks[layer].attention is not None else "mixer": point.part(
             layer, "attention_input", "attention_output"
@@ -221,10 +212,7 @@ def _block(point: OperatingPoint, layer: int, reached: Interval, steps: int, pro
         "feed-forward": point.part(layer, "feed_forward_input", "feed_forward_output"),
         **{name.replace("feed_", "feed-").replace("_", " "): norm for name, norm in point.norms(layer).items()},
     }
-    fewer = min(steps, _STEPS_OF_PARTS)
-    found = tuple(gain_of(name, jacobian, fewer, probes, seed) for name, jacobian in parts.items())
-    shares = block.spectrum.direction.square().sum(-1)
-    return BlockGains(block, found, int(shares.argmax()), float(shares.max()), reached)
+    return tuple(gain_of(name, jacobian, steps, probes, seed) for name, jacobian in parts.items())
 
 
 def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Impulse(Finding):
     """
 
     verb: ClassVar[str] = "impulse"
+    derived: ClassVar[tuple[str, ...]] = ("nonlinearity",)
     tokens: list[str]
     labels: list[str]
     position: int
@@ -79,12 +80,6 @@ class Impulse(Finding):
             f"derivative predicts all responses within {self.nonlinearity:.1%} of the largest."
         )
         return found
-
-    def data(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        numbers = {name: getattr(self, name).tolist() for name in ("response", "linear", "divergence")}
-        plain = {name: getattr(self, name) for name in ("tokens", "position", "size", "most_before", "nonlinearity")}
-        return {**plain, **numbers}
 
     def pictures(self) -> Iterator[Picture]:
         """The response after each block at each token."""

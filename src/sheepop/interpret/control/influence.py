@@ -5,9 +5,9 @@ Shapes: T tokens, D d_model, L layers, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from sheepop.core.facts import visible_line
 from sheepop.interpret.control.drawing import heat_map
 from sheepop.interpret.control.finding import Finding, columns
-from sheepop.interpret.control.jacobian import Interval, Jacobian, signs
+from sheepop.interpret.control.jacobian import Interval, LinearMap, signs
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 from sheepop.interpret.trace import Trace
@@ -33,6 +33,7 @@ class Influence(Finding):
     """
 
     verb: ClassVar[str] = "influence"
+    derived: ClassVar[tuple[str, ...]] = ("disagreement",)
     tokens: list[str]
     labels: list[str]
     influence: Tensor
@@ -90,12 +91,6 @@ class Influence(Finding):
             )
         return found
 
-    def data(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        names = ("influence", "error", "rollout", "attention")
-        apart = {name: values.tolist() for name, values in self.disagreement.items()}
-        return {"tokens": self.tokens, **{name: getattr(self, name).tolist() for name in names}, "disagreement": apart}
-
     def pictures(self) -> Iterator[Picture]:
         """A map of each measure."""
         titles = {
@@ -118,24 +113,27 @@ def influence(point: OperatingPoint, *, probes: int = 4, seed: int = 0) -> Influ
     )
 
 
-def influences(jacobian: Jacobian, probes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+def influences(
+    jacobian: LinearMap, probes: int = 4, seed: int = 0, rows: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns ``|dy_i / dx_j|_F / sqrt(D)`` of a function (T, D) to (T, E), and half its interval relative to it.
 
-    For a random cotangent u of row i with covariance 1, ``E |J_ij^T u|^2 = |J_ij|_F^2``.
+    They are those of all outputs i, or of `rows`. For a random cotangent u of row i with covariance 1,
+    ``E |J_ij^T u|^2 = |J_ij|_F^2``.
     """
-    rows, width = jacobian.value.shape[0], jacobian.point.shape[1]
-    found = torch.zeros(rows, jacobian.point.shape[0], dtype=torch.float64)
+    rows = range(len(jacobian.value)) if rows is None else rows
+    found = torch.zeros(len(rows), len(jacobian.point), dtype=torch.float64)
     error = torch.zeros_like(found)
-    for row in range(rows):
+    for place, row in enumerate(rows):
         squares = []
         for probe in range(probes):
             cotangent = torch.zeros_like(jacobian.value)
             cotangent[row] = signs(cotangent[row], seed, "influence", row, probe)
-            squares.append(jacobian.vjp(cotangent).double().square().sum(1).cpu() / width)
+            squares.append(jacobian.vjp(cotangent).double().square().mean(1).cpu())
         for column, samples in enumerate(torch.stack(squares, 1).tolist()):
             interval = Interval.of_root(samples)
-            found[row, column] = interval.value
-            error[row, column] = (interval.high - interval.low) / (2 * interval.value) if interval.value else 0.0
+            found[place, column] = interval.value
+            error[place, column] = (interval.high - interval.low) / (2 * interval.value) if interval.value else 0.0
     return found, error
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,21 @@ FEWEST_PROBES = 4
 _NORMAL = 1.959964  # the quantile of a normal distribution for 95 percent
 
 
+class LinearMap(Protocol):
+    """A linear map J that is applied and never stored, from the shape of `point` to that of `value`."""
+
+    point: Tensor
+    value: Tensor
+
+    def jvp(self, tangent: Tensor) -> Tensor:
+        """Returns ``J tangent``, in the shape of the value."""
+
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        """Returns ``J^T cotangent``, in the shape of the point."""
+
+
 class Jacobian:
-    """The derivative J of `function` at `point`. The graph of the function is built once.
+    """The derivative J of `function` at `point`, a `LinearMap`. The graph of the function is built once.
 
     ``u -> J^T u`` is linear in u, so its own derivative, transposed, is J: both products cost about one pass each, and
     every operation of the function needs only a backward pass that can be differentiated.
@@ -67,18 +80,9 @@ class Spectrum:
     steps: int
     is_whole: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """The values as plain data."""
-        return {
-            "largest": [asdict(value) for value in self.largest],
-            "smallest": [asdict(value) for value in self.smallest],
-            "steps": self.steps,
-            "is_whole": self.is_whole,
-        }
-
 
 def singular_values(
-    jacobian: Jacobian, count: int = 3, steps: int = 32, *, tolerance: float = 1e-3, seed: int = 0
+    jacobian: LinearMap, count: int = 3, steps: int = 32, *, tolerance: float = 1e-3, seed: int = 0
 ) -> Spectrum:
     """Finds the ends of the spectrum by Golub-Kahan bidiagonalisation with full reorthogonalisation.
 
@@ -188,7 +192,7 @@ def signs(like: Tensor, seed: int, *purpose: str | int) -> Tensor:
     return (2 * drawn - 1).to(like)
 
 
-def typical_gain(jacobian: Jacobian, probes: int = 8, seed: int = 0) -> Interval:
+def typical_gain(jacobian: LinearMap, probes: int = 8, seed: int = 0) -> Interval:
     """Estimates ``|J|_F / sqrt(N)``, the gain of a random direction, by products with random vectors.
 
     For v with covariance 1, ``E |J v|^2 = |J|_F^2`` (Hutchinson 1990). The smaller of the two spaces is probed.

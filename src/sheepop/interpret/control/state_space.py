@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from sheepop.model.probe import Observer, watch
 
 _STEPS = 12
 _SEEDS = 16
-_FINER, _TRIED = 24, (0.25, 16.0)  # the number of lengths that are tried, and their range, in linear ones
+_FINER, _TRIED = 16, (0.25, 16.0)  # the number of lengths that are tried, and their range, in linear ones
 _NOTICED = 1e-3  # nats by which a prediction must change for a direction to count as observed
 
 
@@ -156,29 +156,6 @@ class StateSpace(Finding):
         )
         return found
 
-    def data(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        return {
-            "tokens": self.tokens,
-            "dimensions": self.dimensions,
-            "blocks": [
-                {name: None if part is None else part.to_dict() for name, part in own.parts().items()}
-                for own in self.blocks
-            ],
-            "controllability": {
-                "position": self.position,
-                "length": self.length,
-                "likeliest": self.likeliest,
-                "reaches": [asdict(reach) for reach in self.reaches],
-            },
-            "observability": {
-                **self.observed.to_dict(),
-                "distinct": self.distinct,
-                "effective_rank": self.effective_rank,
-            },
-            "seed": {"passes_equal": self.passes_equal, "drawn": list(self.drawn)},
-        }
-
     def pictures(self) -> Iterator[Picture]:
         """The largest gains of each block's system."""
         drawn = {
@@ -206,7 +183,6 @@ def state_space(
     observed = Jacobian(
         lambda x_D: point.read_in_nats(_last_stream(point, _replaced(point, position, x_D[None]))[0, -1:]), vector
     )
-    squares = [observed.vjp(observed.jvp(v)).double().square().sum() for v in _probes(observed, probes, seed)]
     gain = gain_of("observed", observed, steps, probes, seed, count=steps)
     values = torch.tensor([value.value for value in gain.spectrum.largest])
     noticed = int((0.5 * (0.1 * length * values).square() >= _NOTICED).sum())
@@ -222,14 +198,20 @@ def state_space(
         tuple(_reaches(point, position, candidates)),
         gain,
         noticed,
-        float(len(vector) ** 2 * gain.typical.value**4 / (sum(squares) / probes)),
+        _effective_rank(observed, gain, probes, seed),
         _passes_equal(point),
         tuple(_drawn(point)),
     )
 
 
-def _probes(jacobian: Jacobian, probes: int, seed: int) -> Iterator[Tensor]:
-    return (signs(jacobian.point, seed, "rank", probe) for probe in range(probes))
+def _effective_rank(jacobian: Jacobian, gain: Gain, probes: int, seed: int) -> float:
+    """``(sum s^2)^2 / sum s^4`` of the singular values, of which the search found all, or from random directions."""
+    if gain.spectrum.is_whole:
+        squares = torch.tensor([value.value**2 for value in gain.spectrum.largest])
+        return float(squares.sum() ** 2 / squares.square().sum())
+    vectors = (signs(jacobian.point, seed, "rank", probe) for probe in range(probes))
+    fourth = sum(float(jacobian.vjp(jacobian.jvp(v)).double().square().sum()) for v in vectors) / probes
+    return (len(jacobian.point) * gain.typical.value**2) ** 2 / fourth
 
 
 def _replaced(point: OperatingPoint, position: int, x_BD: Tensor) -> Tensor:
@@ -285,7 +267,7 @@ def _system(point: OperatingPoint, layer: int, probes: int, seed: int) -> BlockS
             return torch.cat([found[name][0, :, -1].flatten() for name in "kv"])
 
         def read(cached: Tensor) -> Tensor:
-            k, v = cached.split([keys[:, :-1].numel(), values[:, :-1].numel()])
+            k, v = cached.tensor_split([keys[:, :-1].numel()])
             observers: dict[str, Observer] = {
                 f"{path}.rotated_k": lambda now: torch.cat([k.view_as(keys[:, :-1]), now[0, :, -1:]], 1)[None],
                 f"{path}.v": lambda now: torch.cat([v.view_as(values[:, :-1]), now[0, :, -1:]], 1)[None],
@@ -315,12 +297,20 @@ def _reaches(point: OperatingPoint, position: int, candidates: int) -> Iterator[
 
 @torch.no_grad()
 def _shortest(point: OperatingPoint, position: int, direction: Tensor, linear: float, token: int) -> float | None:
-    """The shortest of some lengths along a direction at which `token` is the likeliest next token."""
-    lengths = linear * torch.logspace(*map(math.log10, _TRIED), _FINER).to(direction)
-    moved = point.states[0][position] + lengths[:, None] * direction
-    best = point.logits(_last_stream(point, _replaced(point, position, moved))[:, -1:])[:, 0].argmax(-1)
-    hits = lengths[best == token]
-    return float(hits[0]) if len(hits) else None
+    """The shortest of some lengths along a direction at which `token` is the likeliest next token.
+
+    They are tried in two rounds, of which the second is between two lengths of the first.
+    """
+    low, high = (factor * linear for factor in _TRIED)
+    for _ in range(2):
+        lengths = torch.logspace(math.log10(low), math.log10(high), _FINER, dtype=torch.float64)
+        moved = point.states[0][position] + lengths.to(direction)[:, None] * direction
+        logits = point.logits(_last_stream(point, _replaced(point, position, moved))[:, -1:])[:, 0]
+        hits = (logits.argmax(-1) == token).nonzero()[:, 0]
+        if not len(hits):
+            return None
+        low, high = float(lengths[max(0, int(hits[0]) - 1)]), float(lengths[int(hits[0])])
+    return high
 
 
 @torch.no_grad()

@@ -1,0 +1,172 @@
+"""Block diagrams of a real model, reduced step by step to one transfer function, with the gains of every box.
+
+The steps follow those by which a control system is reduced (Nise, "Control Systems Engineering", chapter 5): boxes in
+series become one, and a loop with forward map G and feedback H becomes ``(I + G H)^-1 G``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted, visible_line
+from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
+from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction
+from sheepop.interpret.control.finding import Finding
+from sheepop.interpret.control.gains import Gain, gain_of, parts_of_block
+from sheepop.interpret.control.jacobian import Jacobian
+from sheepop.interpret.control.operating_point import OperatingPoint
+from sheepop.interpret.pictures import Picture
+from sheepop.model import ModelConfig
+
+_STEPS = 12
+_POSITIONS = {
+    "sinusoidal": "adds a sinusoid to each vector",
+    "learned": "adds a learned vector to each",
+    "rope": "rotates queries and keys inside attention",
+    "alibi": "subtracts distances from scores inside attention",
+    "none": "none",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDiagrams(Finding):
+    """The boxes of a network with their gains.
+
+    `parts` are those of block `layer`, and `layout` says how they are connected. `whole` maps the embeddings to the
+    last stream, `output` the last vector to the prediction in root nats, and `transfer` the embeddings to it.
+    `open_loop` and `closed_loop` map input vectors to the expected vectors of the next tokens, the closed one with the
+    last `fed` tokens fed back, which are `written` by the model.
+    """
+
+    verb: ClassVar[str] = "blocks"
+    tokens: list[str]
+    positions: str
+    adds_positions: bool
+    layer: int
+    layout: str
+    blocks: tuple[Gain, ...]
+    parts: tuple[Gain, ...]
+    whole: Gain
+    output: Gain
+    transfer: Gain
+    open_loop: Gain
+    closed_loop: Gain
+    fed: int
+    written: str
+
+    def steps(self) -> dict[str, list[Box]]:
+        """The boxes of the diagrams (a) to (d), from input to output."""
+        embedding = Box("embedding", "E[t]")
+        positions = Box("positions", self.positions)
+        entry = [embedding, positions] if self.adds_positions else [embedding]
+        blocks = [_box(f"block {layer}", gain) for layer, gain in enumerate(self.blocks)]
+        output, together = _box("output", self.output, "root nats"), _box("G_blocks", self.whole)
+        joined = Box("G_in", "embedding and positions" if self.adds_positions else "embedding")
+        transfer = _box("G = G_out G_blocks G_in", self.transfer, "root nats")
+        return {
+            "a": [*entry, *blocks, output],
+            "b": [joined, *blocks, output],
+            "c": [joined, together, output],
+            "d": [transfer],
+        }
+
+    def table(self) -> list[str]:
+        """The diagrams in one line each."""
+        lines = [f"({step}) {' -> '.join(box.line for box in boxes)}" for step, boxes in self.steps().items()]
+        loop = f"largest {self.closed_loop.largest:.3g}, typical {self.closed_loop.typical.value:.3g}"
+        lines.append(f"(e) (I + G H)^-1 G [{loop}], H: choose a token, embed it, one position later")
+        inside = " -> ".join(_box(part.name, part).line for part in self.parts)
+        return [*lines, "", f"Inside block {self.layer} ({self.layout}): {inside}", f"Positions: {self.positions}."]
+
+    def sentences(self) -> list[str]:
+        """Where there is a loop, and what it does."""
+        word = visible_line(self.written)
+        return [
+            "Inside a pass no arrow leads back: a block reads lower layers and earlier positions only. So H = 0, and "
+            "the transfer function is G.",
+            f"The loop of generation feeds {counted(self.fed, 'written token')} back ({word!r}). It changes the "
+            f"largest gain of a vector to the expected next vectors from {self.open_loop.largest:.3g} to "
+            f"{self.closed_loop.largest:.3g}, and the typical one from {self.open_loop.typical.value:.3g} to "
+            f"{self.closed_loop.typical.value:.3g}.",
+        ]
+
+    def pictures(self) -> Iterator[Picture]:
+        """The reduction in five steps, and the inside of one block."""
+        yield draw_reduction(self.steps(), _box("G", self.open_loop), self.closed_loop)
+        boxes = {part.name: _box(part.name, part) for part in self.parts}
+        yield draw_block(self.layer, self.layout, boxes)
+
+
+def _box(name: str, gain: Gain, unit: str = "") -> Box:
+    return Box(name, f"largest {gain.largest:.3g}, typical {gain.typical.value:.3g}{unit and f' {unit}'}")
+
+
+def block_diagrams(
+    point: OperatingPoint, *, layer: int = 0, fed: int = 4, probes: int = 8, seed: int = 0
+) -> BlockDiagrams:
+    """Measures the boxes of a network's block diagram; the model writes `fed` likeliest tokens, which are fed back.
+
+    Raises `UsageError` for a layer that does not exist, and for a prompt without room for the tokens.
+    """
+    if not 0 <= layer < point.num_layers:
+        raise UsageError(f"--layer {layer} does not exist. The model has the blocks 0 to {point.num_layers - 1}.")
+    longer = _continued(point, fed)
+    open_loop = forward_map(longer)
+    loop = ClosedLoop(open_loop, point.num_tokens)
+    config = point.model.config
+
+    def measured(name: str, map_: Any) -> Gain:
+        return gain_of(name, map_, _STEPS, probes, seed)
+
+    last = Jacobian(
+        lambda x_TD: point.read_in_nats(point.run(0, point.num_layers, x_TD[None])[-1][0, -1:]), point.states[0]
+    )
+    trace = point.trace
+    return BlockDiagrams(
+        point.notes,
+        [token.text for token in trace.tokens],
+        _POSITIONS[config.position_encoding],
+        config.position_encoding in ("sinusoidal", "learned"),
+        layer,
+        _layout(config),
+        tuple(measured("block", point.between(at, at + 1)) for at in range(point.num_layers)),
+        parts_of_block(point, layer, _STEPS, probes, seed),
+        measured("whole", point.between(0, point.num_layers)),
+        measured("output", Jacobian(point.read_in_nats, point.states[-1][-1:])),
+        measured("transfer", last),
+        measured("open loop", open_loop),
+        measured("closed loop", loop),
+        fed,
+        "".join(token.text for token in longer.trace.tokens[point.num_tokens :]),
+    )
+
+
+def _layout(config: ModelConfig) -> str:
+    """How a block's parts are connected, in words."""
+    words = {
+        "parallel": config.parallel_residual,
+        "shared norm": config.shared_norm,
+        "a third branch of layer inputs": config.layer_inputs is not None,
+    }
+    return ", ".join([f"{config.norm_position} norm", *(word for word, holds in words.items() if holds)])
+
+
+@torch.no_grad()
+def _continued(point: OperatingPoint, count: int) -> OperatingPoint:
+    """The operating point at the prompt and the `count` likeliest tokens behind it."""
+    ids = list(point.trace.token_ids)
+    longest = point.model.config.max_seq_len
+    if count < 1 or len(ids) + count > longest:
+        raise UsageError(
+            f"The loop needs at least 1 written token, and room for it: {counted(len(ids), 'token')} and {count} do "
+            f"not fit the context of {longest:,}. Change --fed, or shorten the prompt."
+        )
+    for _ in range(count):
+        logits = point.model(torch.tensor([ids], device=point.model.device), logits_to_keep=1)
+        ids.append(int(logits[0, -1, : point.trace.tokenizer.vocab_size].argmax()))
+    return OperatingPoint.of(point.model, point.trace.tokenizer, ids, point.model.dtype)

@@ -1,0 +1,136 @@
+"""An operating point is the network's own pass, and what cannot be linearised is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from sheepop.adapt.quantization import quantize
+from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.interpret.control.analyses import Analyses
+from sheepop.interpret.control.operating_point import OperatingPoint, plain_copy
+from sheepop.model import ModelConfig, Transformer, build_model
+from sheepop.tokenizer import CharTokenizer
+
+from ...model.architectures import ARCHITECTURES
+from ..conftest import PAIRS, shaken
+from .conftest import SMALL, matrix, point_of
+
+
+def toy(**settings: object) -> Transformer:
+    return shaken(build_model(ModelConfig(**{**SMALL, **settings}), seed=2), 0.2)
+
+
+def test_the_stream_and_the_logits_are_those_of_the_network(point: OperatingPoint) -> None:
+    ids = torch.tensor([point.trace.token_ids])
+    streams = point.run(0, 3, point.states[:1])
+    for layer, stream in enumerate(streams):
+        assert torch.equal(stream[0], point.states[layer + 1])
+    torch.testing.assert_close(point.logits(streams[-1]), point.model(ids))
+
+
+def test_the_whole_jacobian_is_the_product_of_the_blocks(point: OperatingPoint) -> None:
+    tangent = torch.randn(point.states[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = tangent
+    for layer in range(3):
+        expected = point.between(layer, layer + 1).jvp(expected)
+    torch.testing.assert_close(point.between(0, 3).jvp(tangent), expected)
+
+
+def test_parts_are_the_maps_between_their_probes(point: OperatingPoint) -> None:
+    block = point.model.blocks[1]
+    x_TD = point.trace["blocks.1.feed_forward_input"]
+    expected = matrix(lambda x: block.feed_forward(x), x_TD)
+    found = point.part(1, "feed_forward_input", "feed_forward_output")
+    tangent = torch.ones_like(x_TD)
+    torch.testing.assert_close(found.jvp(tangent).flatten(), expected @ tangent.flatten())
+    norms = point.norms(1)
+    assert list(norms) == ["attention_norm", "feed_forward_norm"]
+    expected = matrix(block.attention_norm, point.states[1])
+    torch.testing.assert_close(norms["attention_norm"].vjp(tangent).flatten(), expected.T @ tangent.flatten())
+
+
+def test_squares_in_nats_are_the_fisher_metric_and_twice_the_divergence(point: OperatingPoint) -> None:
+    x_TD = point.states[-1][-1:]
+    z = point.logits(x_TD[None])[0, 0]
+    p = z.softmax(-1)
+    fisher = torch.diag(p) - p[:, None] * p
+    of_logits = matrix(lambda x: point.logits(x[None])[0], x_TD)
+    found = matrix(point.read_in_nats, x_TD)
+    torch.testing.assert_close(found.T @ found, of_logits.T @ fisher @ of_logits)
+    step = 1e-4 * torch.ones_like(x_TD)
+    q = point.logits((x_TD + step)[None])[0, 0].softmax(-1)
+    divergence = float((p * (p.log() - q.log())).sum())
+    assert divergence == pytest.approx(float((found @ step.flatten()).square().sum()) / 2, rel=1e-3)
+
+
+def test_the_model_itself_is_left_as_it_is() -> None:
+    model = toy().train()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    point = OperatingPoint.of(model, CharTokenizer(), "sheep", torch.float64)
+    point.between(0, 1).vjp(point.states[0])
+    assert model.training and all(weight.dtype == torch.float32 for weight in model.parameters())
+    assert all(torch.equal(weight, before[name]) and weight.grad is None for name, weight in model.named_parameters())
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
+def test_quantised_weights_are_dequantised_and_that_is_said() -> None:
+    model = quantize(toy(d_model=32), "int8")
+    plain, notes = plain_copy(model, torch.float32)
+    assert notes[1] == "Weights stored in int8 were dequantised."
+    weight = model.blocks[0].attention.q_proj.weight
+    assert torch.equal(plain.blocks[0].attention.q_proj.weight, weight.rows())
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(plain(ids), model(ids), rtol=0, atol=1e-3)
+    found = Analyses(model, CharTokenizer()).at("sheep")
+    assert found.notes == notes and plain.lm_head.weight is plain.embedding.weight
+
+
+def not_a_number(model: Transformer) -> Transformer:
+    model.blocks[1].feed_forward.up_proj.weight.data[3, :2] = torch.nan
+    return model
+
+
+def halved(model: Transformer) -> Transformer:
+    projection = model.blocks[0].attention.q_proj
+    projection.weight = torch.nn.Parameter(projection.weight[:4])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "prompt", "error", "problem"),
+    [
+        (lambda: toy(**PAIRS), "sheep", UsageError, "encoder-decoder has two streams"),
+        (lambda: not_a_number(toy()), "sheep", CheckpointError, "up_proj.weight has 2 numbers that are not finite"),
+        (lambda: halved(toy()), "sheep", UsageError, "only a part of blocks.0.attention.q_proj.weight"),
+        (toy, "sheep" * 4, UsageError, "has 20 tokens, but the model reads 16"),
+        (toy, "", UsageError, "empty"),
+    ],
+)
+def test_what_cannot_be_linearised_is_refused(
+    make: Callable[[], Transformer], prompt: str, error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=problem):
+        Analyses(make(), CharTokenizer()).at(prompt)
+
+
+def test_overflow_in_the_pass_names_the_block() -> None:
+    model = toy()
+    model.blocks[1].feed_forward.down_proj.weight.data.fill_(3e38)
+    with pytest.raises(CheckpointError, match="after block 1 is not finite"):
+        Analyses(model, CharTokenizer()).at("sheep")
+    with pytest.raises(UsageError, match="dtype must be float32 or float64, not 'half'"):
+        Analyses(model, CharTokenizer(), "half").at("sheep")
+
+
+@pytest.mark.parametrize("name", ["gemma 4", "ngrams", "delta nets", "phi"])
+def test_parts_of_unusual_blocks_are_found(name: str) -> None:
+    """Every block has a map of its mixer and one of its feed-forward network, of the shape of the stream."""
+    point = point_of(shaken(build_model(ARCHITECTURES[name], seed=3)).double(), [7, 1, 4, 4])
+    for layer in range(point.num_layers):
+        for kind in ("attention", "feed_forward"):
+            found: Tensor = point.part(layer, f"{kind}_input", f"{kind}_output").jvp(point.states[0])
+            assert found.shape == point.states[0].shape and float(found.norm()) > 0
