@@ -50,6 +50,8 @@ def test_words_and_tables_name_the_numbers(point: OperatingPoint) -> None:
     assert f"Block {strongest} multiplies by {found.blocks[strongest].block.largest:.3g} along" in data["sentences"][0]
     assert f"{found.blocks[2].block.largest:.3f}" in found.table()[3]
     assert data["blocks"][1]["block"]["spectrum"]["largest"][0]["value"] == found.blocks[1].block.largest
+    lengths = [float(stream_TD.norm(dim=1).mean()) for stream_TD in point.states[1:3]]
+    assert data["relative"][1] == pytest.approx(found.blocks[1].block.typical.value * lengths[0] / lengths[1])
     assert data["nats"] == found.nats.tolist() and data["product"] == found.product
     assert [picture.name for picture in found.pictures()] == ["gains_by_block", "gains_of_parts", "gains_in_nats"]
 

@@ -73,11 +73,11 @@ class Gains(Finding):
     `product` is the product of the blocks' largest gains, which bounds that of the `whole`. `head` maps the stream
     after the last block at the last token, and `nats` (L + 1, T) the stream before each block at each token, to the
     prediction after the last token: a change of length e changes the prediction by ``1/2 (gain e)^2`` nats.
-    `lengths` (L + 1,) are the mean lengths of the stream's vectors.
+    `lengths` (L + 1,) are the mean lengths of the stream's vectors before each block and after the last.
     """
 
     verb: ClassVar[str] = "gains"
-    derived: ClassVar[tuple[str, ...]] = ("product",)
+    derived: ClassVar[tuple[str, ...]] = ("product", "relative")
     tokens: list[str]
     labels: list[str]
     blocks: tuple[BlockGains, ...]
@@ -92,13 +92,29 @@ class Gains(Finding):
         return math.prod(found.block.largest for found in self.blocks)
 
     @property
+    def relative(self) -> list[float]:
+        """The typical gain of each block for changes that are measured in lengths of the stream."""
+        ratios = (self.lengths[:-1] / self.lengths[1:]).tolist()
+        return [found.block.typical.value * ratio for found, ratio in zip(self.blocks, ratios, strict=True)]
+
+    @property
     def part_names(self) -> list[str]:
         """The names of the parts that any block has, in the order in which they run."""
         return list(dict.fromkeys(part.name for found in self.blocks for part in found.parts))
 
     def table(self) -> list[str]:
         """A line for each block: its gains, that from the embeddings, and the largest gain of each part."""
-        head = ["block", "largest", "residual", "smallest", "typical", "95 percent", "from embedding", "length"]
+        head = [
+            "block",
+            "largest",
+            "residual",
+            "smallest",
+            "typical",
+            "95 percent",
+            "relative",
+            "from embedding",
+            "length",
+        ]
         rows = [
             [
                 str(layer),
@@ -107,6 +123,7 @@ class Gains(Finding):
                 f"{found.block.smallest:.3f}",
                 f"{found.block.typical.value:.3f}",
                 f"{found.block.typical.low:.3f} to {found.block.typical.high:.3f}",
+                f"{self.relative[layer]:.3f}",
                 f"{found.reached.value:.3f}",
                 f"{float(self.lengths[layer + 1]):.3g}",
             ]

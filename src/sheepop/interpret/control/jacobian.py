@@ -70,8 +70,8 @@ class Spectrum:
     """The ends of a spectrum: a few `largest` singular values, falling, and `smallest`, rising.
 
     No estimate is above the largest singular value or below the smallest. `is_whole` says that the search went through
-    the whole space, so that all values are exact. `direction` has length 1 and the shape of the point: it is multiplied
-    by the largest value.
+    the whole space, so that all values are exact but for rounding. `direction` has length 1 and the shape of the point:
+    it is multiplied by the largest value.
     """
 
     largest: tuple[SingularValue, ...]
@@ -105,7 +105,9 @@ def singular_values(
         is_whole = len(diagonal) == begin.numel()
         beyond = 0.0 if is_whole else right.add(second(left.last), max(diagonal))
         last, values, turned = torch.linalg.svd(_bidiagonal(diagonal, above))
-        residuals = (beyond * last[-1].abs()).tolist()
+        # Products are rounded, too.
+        rounding = torch.finfo(begin.dtype).eps * float(values[0])
+        residuals = (beyond * last[-1].abs()).clamp(min=rounding).tolist()
         found = [SingularValue(*pair) for pair in zip(values.tolist(), residuals, strict=True)]
         largest, smallest = tuple(found[:count]), tuple(found[: -count - 1 : -1])
         enough = max(value.residual for value in (*largest, *smallest)) <= tolerance * largest[0].value
