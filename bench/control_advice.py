@@ -36,7 +36,11 @@ def held_out_loss(data: Path, steps: int, rate: float, *settings: str) -> tuple[
     """Trains once; returns the held-out loss in nats per token (infinite if the run failed) and its advice."""
     with tempfile.TemporaryDirectory() as folder:
         given = (f"data.paths={data}", f"training.max_steps={steps}", f"training.learning_rate={rate}")
-        places = (f"training.eval_interval={steps}", f"training.checkpoint_interval={steps}", f"output_dir={folder}/run")
+        places = (
+            f"training.eval_interval={steps}",
+            f"training.checkpoint_interval={steps}",
+            f"output_dir={folder}/run",
+        )
         config = load_config(overrides=(*SETTINGS, *given, *places, *settings))
         outcome = train(RunRequest.exactly(config))
         loss = outcome.scores.loss if outcome.scores is not None else math.inf
@@ -55,7 +59,11 @@ def main() -> None:
     for rate in RATES:
         sweep[rate], _ = held_out_loss(options.data, options.steps, rate)
         print(f"{rate:9.2g}  {sweep[rate]:.4f}", flush=True)
-    watched = ("analysis.quantities=[sharpness]", f"analysis.interval={max(1, options.steps // 20)}", "analysis.rows=16")
+    watched = (
+        "analysis.quantities=[sharpness]",
+        f"analysis.interval={max(1, options.steps // 20)}",
+        "analysis.rows=16",
+    )
     rate, advised = RATES[-1], []
     while len(advised) < MOST_RUNS:
         loss, advice = held_out_loss(options.data, options.steps, rate, *watched)

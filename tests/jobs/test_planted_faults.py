@@ -36,9 +36,7 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(
-    configured: Callable[..., SheepOpConfig], prose: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
+def trained(configured: Callable[..., SheepOpConfig], prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     def run(*settings: str, fork: Path | None = None) -> tuple[Path, list[Advice]]:
         place = tmp_path_factory.mktemp("runs") / "run"
         path = train(configured(place, *USUAL, *settings, data=prose), fork=fork).run
