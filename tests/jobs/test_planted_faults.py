@@ -11,13 +11,32 @@ import pytest
 from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import BATCH, LAYER, RATE, Advice, advice_of, noise_scale_of
 from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
-from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.config import SheepOpConfig, load_config
 
 from ..running import train
 
 pytestmark = pytest.mark.campaign
 
-WORDS = "the and with that this have from their there which when about after before little morning garden river".split()
+WORDS = [
+    "the",
+    "and",
+    "with",
+    "that",
+    "this",
+    "have",
+    "from",
+    "their",
+    "there",
+    "which",
+    "when",
+    "about",
+    "after",
+    "before",
+    "little",
+    "morning",
+    "garden",
+    "river",
+]
 USUAL = (
     *("model.d_model=32", "model.num_layers=2", "model.dropout=0", "model.position_encoding=rope"),
     *("model.norm=rmsnorm", "training.max_steps=120", "training.global_batch_size=64", "training.learning_rate=3e-3"),
@@ -93,3 +112,22 @@ def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:
     steps = ("training.schedule=constant", "training.max_steps=240", "training.eval_interval=240")
     found = [advice for advice in trained(*steps, f"training.global_batch_size={size}")[1] if advice.cause == BATCH]
     assert found and scale.rows / 3 < found[0].changes["training.global_batch_size"] < 3 * scale.rows
+
+
+def test_the_recipe_of_a_diverging_run_names_its_cause_long_before_the_loss_shows_it(
+    prose: Path, tmp_path: Path
+) -> None:
+    """The loss shows it once the mean of twenty steps is a tenth above its lowest."""
+    places = ("device=cpu", f"data.paths={prose}", f"output_dir={tmp_path / 'run'}", "training.sinks=[]")
+    config = load_config(Path(__file__).parents[2] / "recipes" / "diverging.yaml", places)
+    rows = read_json_lines(train(config).run / "metrics.jsonl").rows
+    losses = [row["loss"] for row in rows if row["split"] == "train"]
+    means = [sum(losses[end - 20 : end]) / 20 for end in range(20, len(losses) + 1)]
+    shown = next(20 + place for place, mean in enumerate(means) if mean > 1.1 * min(means[: place + 1]))
+    analysed = [row for row in rows if row["split"] == "analysis"]
+    named = next(
+        row["step"]
+        for count, row in enumerate(analysed, 1)
+        if any(advice.cause in (RATE, LAYER) for advice in advice_of(analysed[:count]))
+    )
+    assert named + 50 <= shown

@@ -26,7 +26,10 @@ _MANY_UNITS = 0.5
 
 @dataclass(frozen=True)
 class Advice:
-    """A cause of trouble, in `words` with the evidence, since `step`; `changes` are settings that may cure it."""
+    """A cause of trouble, in `words` with the evidence, since `step`; `changes` are settings that may cure it.
+
+    The learning rate among them is a factor of the run's own.
+    """
 
     cause: str
     step: int
@@ -47,11 +50,11 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
     The beginning is left out, because the scale grows as the loss falls, and the end, because a falling rate averages
     the noise as a larger batch does.
     """
-    keys = ("learning_rate", "gradient_noise", "gradient_signal")
-    found = [tuple(number(row.get(key)) for key in keys) for row in rows]
-    measured = [
-        (rate, NoiseSample(noise, signal)) for rate, noise, signal in found if None not in (rate, noise, signal)
-    ]
+    measured: list[tuple[float, NoiseSample]] = []
+    for row in rows:
+        rate, noise, signal = (number(row.get(key)) for key in ("learning_rate", "gradient_noise", "gradient_signal"))
+        if rate is not None and noise is not None and signal is not None:
+            measured.append((rate, NoiseSample(noise, signal)))
     highest = max((rate for rate, _ in measured), default=0.0)
     samples = [sample for rate, sample in measured[len(measured) // 4 :] if rate >= highest / 2]
     return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
@@ -138,11 +141,10 @@ def _units(rows: Sequence[Row]) -> Advice | None:
 
 
 def _streak(rows: Sequence[Row], key: str, least: float) -> list[Row]:
-    """The longest stretch of rows whose `key` is at least `least`; empty if it is too short."""
+    """The first stretch of several rows whose `key` is at least `least`; empty if there is none."""
     measured = [row for row in rows if number(row.get(key)) is not None]
-    stretches = [list(found) for is_high, found in groupby(measured, lambda row: row[key] >= least) if is_high]
-    longest = max(stretches, key=len, default=[])
-    return longest if len(longest) >= _SEVERAL else []
+    stretches = (list(found) for is_high, found in groupby(measured, lambda row: row[key] >= least) if is_high)
+    return next((found for found in stretches if len(found) >= _SEVERAL), [])
 
 
 def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:
