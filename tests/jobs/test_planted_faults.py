@@ -17,26 +17,10 @@ from ..running import train
 
 pytestmark = pytest.mark.campaign
 
-WORDS = [
-    "the",
-    "and",
-    "with",
-    "that",
-    "this",
-    "have",
-    "from",
-    "their",
-    "there",
-    "which",
-    "when",
-    "about",
-    "after",
-    "before",
-    "little",
-    "morning",
-    "garden",
-    "river",
-]
+WORDS = (
+    *("the", "and", "with", "that", "this", "have", "from", "their", "there", "which", "when", "about", "after"),
+    *("before", "little", "morning", "garden", "river"),
+)
 USUAL = (
     *("model.d_model=32", "model.num_layers=2", "model.dropout=0", "model.position_encoding=rope"),
     *("model.norm=rmsnorm", "training.max_steps=120", "training.global_batch_size=64", "training.learning_rate=3e-3"),

@@ -20,7 +20,7 @@ from sheepop.cli.analysis_options import (
     run_analysis,
 )
 from sheepop.cli.generation_options import Greedy, RepetitionPenalty, Temperature, TopK, TopP
-from sheepop.cli.options import Adapter, Device, Json, Quiet
+from sheepop.cli.options import Adapter, Device, Json, Quiet, make_console
 
 if TYPE_CHECKING:
     from sheepop.interpret.control.analyses import Analyses
@@ -32,6 +32,7 @@ Step = Annotated[int | None, typer.Option(min=0, help="The step of a checkpoint,
 Rate = Annotated[float | None, typer.Option(min=0, help="A learning rate, instead of that of the step.")]
 Rows = Annotated[int | None, typer.Option(min=2, help="Rows of the batch, instead of a half.")]
 Products = Annotated[int, typer.Option(min=2, help="Most products with the Hessian.")]
+Try = Annotated[bool, typer.Option("--try", help="Train the run again with the first advised change.")]
 Length = Annotated[int, typer.Option(min=2, help="Tokens to write and to compare.")]
 Pairs = Annotated[int, typer.Option(min=1, help="Pairs of texts with shared random numbers.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
@@ -153,6 +154,32 @@ def noise(
         return noise_of(found, batches=batches)
 
     _run("noise", analysis, run, output, step, None, device, overwrite, quiet, as_json)
+
+
+def advice(
+    run: Run,
+    tries: Try = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Say what the analysis of a run advises, and try it.
+
+    The run must have been trained with analysis.quantities. With --try the same run is trained again with the first
+    advised change, into RUN-advised, and the held-out losses of both are compared.
+
+    Examples:
+
+      sheepop analyze advice runs/diverging
+
+      sheepop analyze advice runs/diverging --try
+    """
+    from sheepop.jobs.advice import advise
+
+    console = make_console(quiet or as_json)
+    found = advise(run, output=output, tries=tries, overwrite=overwrite, console=console)
+    print_finding(found, output, quiet=quiet, as_json=as_json)
 
 
 def _run(

@@ -79,7 +79,7 @@ app.command("bench", **_MEASURE)(bench.bench)
 app.command("ui", cls=ConfiguredCommand, **_LOOK)(ui.ui)
 app.command("trace", **_LOOK)(trace.trace)
 app.add_typer(analyze.app, name="analyze", **_LOOK)
-for verb in (analyze_loops.decode, analyze_loops.sharpness, analyze_loops.noise):
+for verb in (analyze_loops.decode, analyze_loops.sharpness, analyze_loops.noise, analyze_loops.advice):
     analyze.app.command()(verb)
 app.command("runs", **_LOOK)(runs.runs)
 app.command("import", **_MOVE)(exchange.import_model)

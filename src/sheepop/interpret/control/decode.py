@@ -17,7 +17,7 @@ from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.warping import warped
 from sheepop.interpret.control.coupling import Survival, divergence, survival
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import Finding, columns, said
 from sheepop.interpret.control.lyapunov import Exponent, SoftLoop, lyapunov_exponent
 from sheepop.interpret.control.operating_point import plain_copy
 from sheepop.interpret.control.repetition import (
@@ -162,9 +162,9 @@ class Decode(Finding):
         )
         return f"{words} With {setting} the probability is {cure.last:.2g}."
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
-        return {
+        numbers = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "forced": {
@@ -194,6 +194,7 @@ class Decode(Finding):
             ],
             "entropies": [{"temperature": t, "entropy": h, "slope": slope} for t, h, slope in self.entropies],
         }
+        return said(self, numbers)
 
     def pictures(self) -> Iterator[Picture]:
         """The decay of a change in a fixed text, and the survival of two sampled ones."""

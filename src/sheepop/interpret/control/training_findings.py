@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sheepop.interpret.control.advice import NEAR_LIMIT, power_of_two
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import Finding, columns, said
 from sheepop.interpret.control.layers import LayerHealth
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
 from sheepop.interpret.control.stability import MOST_FACTOR, Sharpness
@@ -75,10 +75,10 @@ class SharpnessFinding(Finding):
             lines.append(f"{units:.0%} of the units of {name} are 0 on all tokens.")
         return lines
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
         found = self.sharpness
-        return {
+        numbers = {
             "step": self.step,
             "learning_rate": self.rate,
             "sharpness": found.value,
@@ -96,6 +96,7 @@ class SharpnessFinding(Finding):
             "dead_heads": list(self.health.dead_heads),
             "dead_units": dict(self.health.dead_units),
         }
+        return said(self, numbers)
 
     def _turn(self) -> str:
         if self.turning >= MOST_FACTOR:
@@ -141,9 +142,9 @@ class NoiseFinding(Finding):
             said = "is about as large, which is a good size"
         return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {said}."]
 
-    def data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
-        return {
+        numbers = {
             "step": self.step,
             "noise_scale": self.scale.rows,
             "low": self.scale.low,
@@ -152,6 +153,7 @@ class NoiseFinding(Finding):
             "recommended_batch": power_of_two(self.scale.rows) if self.scale.rows < math.inf else None,
             "batches": [{"noise": sample.noise, "signal": sample.signal} for sample in self.samples],
         }
+        return said(self, numbers)
 
 
 def shown_share(share: float) -> str:
