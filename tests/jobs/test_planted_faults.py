@@ -85,7 +85,7 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
 def test_an_unstable_layer_is_named(trained: Trained) -> None:
     faster = 'training.layers=[{"pattern": "blocks.1.feed_forward.*", "learning_rate": 60}]'
     found = [advice for advice in trained(faster)[1] if advice.cause == LAYER]
-    assert found and "lower the rate of blocks.1" in found[0].words
+    assert found and "blocks.1: lower its rate" in found[0].words
 
 
 def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:

@@ -66,17 +66,16 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
         return None
     # The middle one, because single batches may be far sharper.
     first, middle = streak[0], sorted(streak, key=lambda row: float(row["sharpness_share"]))[len(streak) // 2]
-    share, place = middle["sharpness_share"], str(middle["sharpest"])
+    share, layer = middle["sharpness_share"], str(middle["sharpest"])
     evidence = (
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is "
         f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
     )
     factor = max(2.0, 2.0 * share)
-    layer = _layer(place)
-    if middle["sharpest_share"] >= _ONE_PLACE and all(_layer(str(row["sharpest"])) == layer for row in streak):
+    if middle["sharpest_share"] >= _ONE_PLACE and [row["sharpest"] for row in streak].count(layer) > len(streak) / 2:
         words = (
             f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
-            f"{place}: lower the rate of {layer} by an entry of training.layers, or divide training.learning_rate by "
+            f"{layer}: lower its rate by an entry of training.layers, or divide training.learning_rate by "
             f"{factor:.1f}."
         )
         return Advice(LAYER, first["step"], words, {"training.learning_rate": 1 / factor})
@@ -150,13 +149,6 @@ def _streak(rows: Sequence[Row], key: str, least: float) -> list[Row]:
 def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:
     first, last = streak[0]["step"], streak[-1]["step"]
     return f"since step {first:,}" if streak[-1] is rows[-1] else f"from step {first:,} to {last:,}"
-
-
-def _layer(name: str) -> str:
-    """The block of a parameter, or its module outside the blocks."""
-    parts = name.split(".")
-    place = parts.index("blocks") if "blocks" in parts else -1
-    return ".".join(parts[: place + 2]) if place >= 0 else ".".join(parts[:-1])
 
 
 def _written(rows: float) -> str:

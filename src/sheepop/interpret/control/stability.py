@@ -31,7 +31,8 @@ class Sharpness:
     """The largest eigenvalue of the preconditioned Hessian, as a `share` of its limit; 1 is the limit.
 
     `value` and `limit` are those of the first optimizer at its rate; `residual` bounds the error of `share`. `places`
-    are the parameters along which the sharpest direction lies most, each with its share of the squared length.
+    are the parameters along which the sharpest direction lies most, each with its share of the squared length, and
+    `layers` the blocks, or modules outside them.
     """
 
     share: float
@@ -40,6 +41,7 @@ class Sharpness:
     iterations: int
     rows: int
     places: Mapping[str, float]
+    layers: Mapping[str, float]
     left_out: Sequence[str] = ()
 
     @property
@@ -79,6 +81,7 @@ def measure_sharpness(
         found.iterations,
         len(batch.labels),
         dict(list(shares.items())[:_PLACES]),
+        _by_layer(shares),
         tuple(scaling.left_out),
     )
 
@@ -126,3 +129,19 @@ def loss_along(
         return float(functional_call(loss, moved, (batch,)))
 
     return loss_at
+
+
+def _by_layer(shares: Mapping[str, float]) -> dict[str, float]:
+    """The shares of parameters summed over their layers, largest first."""
+    found: dict[str, float] = {}
+    for name, share in shares.items():
+        layer = layer_of(name)
+        found[layer] = found.get(layer, 0.0) + share
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def layer_of(name: str) -> str:
+    """The block of a parameter, or its module outside the blocks."""
+    parts = name.split(".")
+    place = parts.index("blocks") if "blocks" in parts else -1
+    return ".".join(parts[: place + 2]) if place >= 0 else ".".join(parts[:-1])

@@ -108,13 +108,13 @@ class TrainingAnalysis:
 
     def _sharpness(self, model: Transformer, batch: TensorBatch, generator: torch.Generator) -> dict[str, Any]:
         found = measure_sharpness(model, self.optimizers, batch, generator, iterations=ITERATIONS)
-        place, share = next(iter(found.places.items()))
+        layer, share = next(iter(found.layers.items()))
         return {
             "sharpness": found.value,
             "sharpness_limit": found.limit,
             "sharpness_share": found.share,
             "sharpness_residual": found.residual,
-            "sharpest": place,
+            "sharpest": layer,
             "sharpest_share": share,
         }
 
