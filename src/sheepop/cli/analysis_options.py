@@ -56,9 +56,14 @@ def run_analysis(
 
     request = AnalysisRequest(model, output, adapter or (), device or "auto", dtype, overwrite)
     found = analyze(request, verb, analysis)
+    print_finding(found, output, quiet=quiet, as_json=as_json)
+
+
+def print_finding(found: Finding, output: Path | None, *, quiet: bool, as_json: bool) -> None:
+    """Prints the result of an analysis, and says where it was written."""
     if as_json:
         print_json(found.to_dict())
     elif not quiet:
         print_text("\n".join([*found.table(), "", *found.sentences(), "", *found.notes, ""]))
     if output is not None:
-        console.info(f"Written: {output}")
+        make_console(quiet or as_json).info(f"Written: {output}")

@@ -43,14 +43,17 @@ def analyze(request: AnalysisRequest, verb: str, analysis: Callable[[Analyses], 
 
     Raises `OutputError` before any work if a result of this `verb` is there already.
     """
-    if request.output is not None and not request.overwrite:
-        place = request.output / f"{verb}.json"
-        if place.exists():
-            raise OutputError(f"{place} already exists. Choose another directory, or replace it with --overwrite.")
+    require_no_result(request.output, verb, overwrite=request.overwrite)
     found = analysis(open_model(request))
     if request.output is not None:
         write_finding(found, request.output)
     return found
+
+
+def require_no_result(output: Path | None, verb: str, *, overwrite: bool) -> None:
+    """Raises `OutputError` if `output` has a result of this `verb` that must not be replaced."""
+    if output is not None and not overwrite and (place := output / f"{verb}.json").exists():
+        raise OutputError(f"{place} already exists. Choose another directory, or replace it with --overwrite.")
 
 
 def write_finding(found: Finding, directory: Path) -> None:

@@ -24,7 +24,7 @@ from sheepop.data import DataConfig
 from sheepop.data.download.catalog import HUB
 from sheepop.evaluate.config import EvaluationConfig
 from sheepop.generate import GenerationConfig
-from sheepop.interpret.config import TraceConfig
+from sheepop.interpret.config import AnalysisConfig, TraceConfig
 from sheepop.jobs.original import is_original, translate_original
 from sheepop.model import ModelConfig
 from sheepop.parallel.config import ParallelConfig
@@ -79,6 +79,8 @@ class SheepOpConfig(Config):
     """How text is generated, also for the samples during training."""
     trace: MayChange[TraceConfig] = Field(default_factory=TraceConfig)
     """Which prompt is traced during training."""
+    analysis: MayChange[AnalysisConfig] = Field(default_factory=AnalysisConfig)
+    """What a run measures of its own stability during training."""
     evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
     """Which tasks and texts the model is evaluated on during training."""
     server: MayChange[ServerConfig] = Field(default_factory=ServerConfig)

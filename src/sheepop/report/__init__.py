@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         reliability_chart,
         reward_chart,
         speed_chart,
+        stability_chart,
         stage_times_chart,
         teacher_chart,
     )
@@ -61,6 +62,7 @@ __all__ = [
     "shown",
     "smooth",
     "speed_chart",
+    "stability_chart",
     "stage_times_chart",
     "teacher_chart",
     "training_curves",

@@ -79,6 +79,16 @@ def expert_load_chart(metrics: Metrics) -> Chart:
     return chart
 
 
+def stability_chart(metrics: Metrics) -> Chart:
+    """The sharpness as a share of its limit by step, with the limit as a line; empty if it was not measured."""
+    chart, found = _by_step("Share of the limit", rangemode="tozero"), series(metrics, "analysis", "sharpness_share")
+    add_curve(chart, found, "Sharpness", TRAIN, markers=True)
+    if not found.is_empty:
+        ends = [min(found.steps), max(found.steps)]
+        add_curve(chart, Series(ends, [1.0, 1.0]), "Limit of the optimizer", VALIDATION, markers=False, dash="dash")
+    return chart
+
+
 def reward_chart(metrics: Metrics, *, is_sampled: bool = False) -> Chart:
     """Reward by step, on training and held-out prompts; if they diverge, the policy overfits the reward."""
     return _both_splits(metrics, "reward", "Reward", is_sampled=is_sampled)

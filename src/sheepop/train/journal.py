@@ -260,6 +260,10 @@ class Journal:
         found = ", ".join(f"{name} {score['measure']} {score['value']:.3f}" for name, score in sorted(firsts.items()))
         self._console.info(f"Step {state.step:,}: evaluated, {found}")
 
+    def analysed(self, state: TrainingState, row: Mapping[str, Any]) -> None:
+        """Writes what an analysis measured around the last step."""
+        self._write(state, split="analysis", **row)
+
     def sampled(self, state: TrainingState, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the samples."""
         for row in rows:

@@ -31,6 +31,19 @@ from sheepop.train.validation import Scores
 
 _NAMED_DOCUMENTS = 20
 
+Measure = Callable[[], Mapping[str, Any]]
+"""Measures a step that was taken; returns a row of metrics."""
+Observe = Callable[[int, PreparedStep], Measure | None]
+"""Called with the number of steps taken and the data of the next one, before that moves the weights.
+
+Returns what measures the step once it is taken, or None. Neither may change weights, gradients, the state of the
+optimizers or random numbers.
+"""
+
+
+def overlooked(step: int, prepared: PreparedStep) -> None:
+    """Measures nothing."""
+
 
 @dataclass
 class Trainer:
@@ -54,6 +67,7 @@ class Trainer:
     state: TrainingState = field(default_factory=TrainingState)
     deadline: Deadline | None = None
     around_step: AroundStep = unobserved
+    observe: Observe = overlooked
     console: Console = field(default_factory=Console.silent)
     saves_the_beginning: bool = False
     evaluate: Callable[[], Sequence[Mapping[str, Any]]] | None = None
@@ -118,12 +132,16 @@ class Trainer:
         if gradients.differences:
             self.journal.corrupted(state, gradients.differences)  # not above: an abandoned step is taken again
         limits = Limits.of(state.window, self.trouble)
+        measure = self.observe(state.step, prepared)
         outcome = self.runner.update(gradients, limits, number=state.step, rate=rate)
         if scale:
             self.state = self.state.after(loss_scale=scale.after(finite=math.isfinite(outcome.norm)))
         if outcome.is_taken:
             window = state.window.after(outcome.objective, outcome.norm, self.trouble.window)
             self._count_step(prepared, outcome, rate, window=window, skips_in_a_row=0)
+            if measure is not None:
+                with self.journal.throughput.paused():
+                    self.journal.analysed(self.state, measure())
         elif scale and math.isfinite(outcome.objective) and not math.isfinite(outcome.norm):
             self._count_step(prepared, outcome, rate)  # the scaled gradients overflowed, and the scale is smaller now
         else:

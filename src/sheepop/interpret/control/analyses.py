@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sheepop.core.errors import UsageError
+from sheepop.generate import GenerationConfig
 from sheepop.interpret.control.comparison import GainChanges, compare_points
+from sheepop.interpret.control.decode import Decode, decode
 from sheepop.interpret.control.diagrams import BlockDiagrams, block_diagrams
 from sheepop.interpret.control.gains import Gains, gains
 from sheepop.interpret.control.impulse import Impulse, impulse
@@ -65,3 +67,26 @@ class Analyses:
     def compare(self, other: Analyses, prompt: Text, *, probes: int = 8, seed: int = 0) -> GainChanges:
         """What changed from this model to another: ``lm.analyze.compare(tuned.analyze, "Once")``."""
         return compare_points(self.at(prompt), other.at(prompt), probes=probes, seed=seed)
+
+    def decode(
+        self,
+        prompt: Text,
+        settings: GenerationConfig | None = None,
+        *,
+        length: int = 48,
+        pairs: int = 8,
+        seed: int = 0,
+    ) -> Decode:
+        """The closed loop of generation after a prompt, by default with the usual settings; see `decode`."""
+        point = self.at(prompt)
+        settings = settings or GenerationConfig()
+        return decode(
+            point.model,
+            self.tokenizer,
+            point.trace.token_ids,
+            settings,
+            point.notes,
+            length=length,
+            pairs=pairs,
+            seed=seed,
+        )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from sheepop.core.files import finite
 from sheepop.interpret.pictures import Picture
 
 
@@ -36,6 +37,13 @@ class Finding:
         names = (*(field.name for field in fields(self)), *self.derived)
         words = {"analysis": self.verb, "sentences": self.sentences()}
         return words | {name: plain(getattr(self, name)) for name in names}
+
+
+def said(finding: Finding, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """What `to_dict` returns of a finding that names its numbers itself; those that are not finite are null."""
+    words = {"analysis": finding.verb, "sentences": finding.sentences(), "notes": list(finding.notes)}
+    found: dict[str, Any] = finite({**words, **numbers})
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sheepop.jobs.run.analysis import build_analysis
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.run.record import LAYOUT, resume_command
 from sheepop.jobs.run.resolve import build_network
@@ -22,6 +23,7 @@ from sheepop.train import (
     Schedule,
     Scores,
     Trainer,
+    TrainingConfig,
     TrainingState,
     build_evaluation_weights,
     build_optimizers,
@@ -39,7 +41,7 @@ from sheepop.train.step import StepRunner
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """The parts of a trainer. `saves_the_beginning` is true if the seed alone does not give the initial weights."""
 
     model: Transformer
@@ -63,7 +65,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
     training, settings = config.training, config.training.resolved()
     begins_finished = run.record.forked_from is not None
     layout = Layout(ranks, config.parallel) if ranks.are_several else None
-    parts = _build_parts(run, layout)
+    parts = build_parts(run, layout)
     sample = run.task.samples(parts.model, run.device)
     evaluate = run.task.evaluations(parts.model, run.device, ranks)
     held_out = run.task.held_out()
@@ -95,15 +97,7 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
                 evaluates=evaluate is not None,
                 evaluation_interval=config.evaluation.interval,
             ),
-            schedule=Schedule(
-                training.schedule,
-                training.learning_rate,
-                training.min_learning_rate,
-                settings.warmup_steps,
-                settings.pace.planned,
-                settings.decay_steps,
-                training.schedule_points or (),
-            ),
+            schedule=schedule_of(training),
             journal=journal,
             checkpointer=parts.checkpointer,
             validate=validate,
@@ -116,12 +110,27 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
             state=state,
             deadline=Deadline(budget.seconds, budget.most_steps, run.write_pace) if budget else None,
             around_step=around_step,
+            observe=build_analysis(config, parts.placement, parts.optimizers, console),
             console=console,
             saves_the_beginning=parts.saves_the_beginning,
         )
 
 
-def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
+def schedule_of(training: TrainingConfig) -> Schedule:
+    """The learning rate of every step of a run with these resolved settings."""
+    settings = training.resolved()
+    return Schedule(
+        training.schedule,
+        training.learning_rate,
+        training.min_learning_rate,
+        settings.warmup_steps,
+        settings.pace.planned,
+        settings.decay_steps,
+        training.schedule_points or (),
+    )
+
+
+def build_parts(run: OpenRun, layout: Layout | None) -> Parts:
     """The network with all that trains and saves it, over the ranks of the `layout`."""
     task, config, ranks, device = run.task, run.config, run.request.ranks, run.device
     model = build_network(task, device)
@@ -175,12 +184,12 @@ def _build_parts(run: OpenRun, layout: Layout | None) -> _Parts:
         ranks.size * run.record.matrix_peak_flops,
         None if nominal is None else ranks.size * nominal,
     )
-    return _Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, throughput, is_given)
+    return Parts(model, optimizers, placement, evaluation, objective, source, checkpointer, throughput, is_given)
 
 
 @contextmanager
 def _logged(
-    run: OpenRun, parts: _Parts, state: TrainingState, layout: Layout | None
+    run: OpenRun, parts: Parts, state: TrainingState, layout: Layout | None
 ) -> Iterator[tuple[AroundStep, Journal]]:
     """Says what is trained; yields what observes each step, and the logs of the run as they were at `state`."""
     _announce(run, parts, state, layout)
@@ -222,7 +231,7 @@ def _logged(
         yield around_step, stack.enter_context(journal)
 
 
-def _announce(run: OpenRun, parts: _Parts, state: TrainingState, layout: Layout | None) -> None:
+def _announce(run: OpenRun, parts: Parts, state: TrainingState, layout: Layout | None) -> None:
     """Says what is trained on how much data for how many steps, and keeps the layout in the record and plots."""
     training, schedule, record = run.config.training, run.task.schedule, run.record
     steps = training.resolved().total_steps

@@ -111,7 +111,7 @@ def open_run(request: RunRequest, prepare: Callable[[Task, StageTimes], None] = 
                 run = _new(request, device, prepare)
     resumes = ranks.told(start.stored is not None)
     with ranks.together():
-        return run or _followed(request, device, resumes=resumes)
+        return run or followed(request, device, resumes=resumes)
 
 
 def task_of(config: SheepOpConfig, run: RunDirectory, console: Console, origin: Fork | None = None) -> Task:
@@ -201,8 +201,8 @@ def _is_origin(path: Path, recorded: Mapping[str, Any] | None) -> bool:
     return now == before or RunDirectory(now).checkpoints == before.parent
 
 
-def _followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
-    """The run that the first rank has prepared."""
+def followed(request: RunRequest, device: str, *, resumes: bool) -> OpenRun:
+    """The run that the first rank, or another process, has prepared; nothing in its directory is changed."""
     stored = find_resumable(request.path)
     if stored is None:
         raise CheckpointError(

@@ -30,6 +30,7 @@ from sheepop.core.processor_time import QUIET
 from sheepop.core.program import typed, typed_beside
 from sheepop.core.version_control import git_state
 from sheepop.data import is_corpus
+from sheepop.interpret.control.advice import advice_of
 from sheepop.jobs.config import SheepOpConfig, stored_config, with_current_keys
 from sheepop.report import number, shown
 
@@ -118,9 +119,14 @@ class RunRecord:
         return hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
     def advice(self, metrics: Rows) -> list[str]:
-        """What to know of a run with these rows of metrics: that the machine was busy, that the model memorised."""
+        """What to know of a run with these rows of metrics: a busy machine, memorised text, what its analysis found."""
         steps = int(number(metrics.last("train").get("step")) or 0)
-        return [words for words in (self._busy_words(steps), _overfitting_words(metrics)) if words is not None]
+        found = (
+            self._busy_words(steps),
+            _overfitting_words(metrics),
+            *(each.words for each in advice_of(metrics.rows)),
+        )
+        return [words for words in found if words is not None]
 
     def _busy_words(self, steps: int) -> str | None:
         """What other programs cost the last session, which ended after `steps`; None if they cost little."""

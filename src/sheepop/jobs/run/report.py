@@ -56,6 +56,7 @@ from sheepop.report import (
     scored,
     shown,
     speed_chart,
+    stability_chart,
     teacher_chart,
     training_curves,
 )
@@ -303,6 +304,7 @@ def _add_curves(page: Page, found: _Found) -> None:
         (length_chart(rows, is_sampled=is_sampled), "Length of answers", True),
         (learning_rate_chart(rows), "Learning rate", True),
         (gradient_norm_chart(rows), "Gradient norm before clipping", True),
+        (stability_chart(rows), "Sharpness of the loss against what the optimizer bears", False),
         (speed_chart(rows), "Speed", False),
         (expert_load_chart(rows), "Load of the experts: the most and the least loaded in any layer", False),
         *(

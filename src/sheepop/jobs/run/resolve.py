@@ -17,6 +17,7 @@ from sheepop.core.facts import counted
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run.analysis import require_analysis
 from sheepop.jobs.run.record import Budget, RunRecord, StageTimes, circumstances
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.task.fork import Fork
@@ -384,6 +385,7 @@ def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
     `ConfigError` or `DeviceError` for a layout, a sink or a device with which these ranks cannot train.
     """
     check_layout(config, ranks)
+    require_analysis(config, ranks)
     require_sinks(config.training.sinks)
     device = ranks.connect(config.device)
     choose_matrix_arithmetic(device)

@@ -1,0 +1,200 @@
+"""The verbs of ``sheepop analyze`` that look at the loops of generation and of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sheepop.cli.analysis_options import (
+    Exactness,
+    Model,
+    Output,
+    Overwrite,
+    Prompt,
+    Text,
+    one_prompt,
+    print_finding,
+    run_analysis,
+)
+from sheepop.cli.generation_options import Greedy, RepetitionPenalty, Temperature, TopK, TopP
+from sheepop.cli.options import Adapter, Device, Json, Quiet, make_console
+
+if TYPE_CHECKING:
+    from sheepop.interpret.control.analyses import Analyses
+    from sheepop.interpret.control.finding import Finding
+    from sheepop.jobs.analyze_run import StoppedRun
+
+Run = Annotated[Path, typer.Argument(help="A run directory, which sheepop train writes.")]
+Step = Annotated[int | None, typer.Option(min=0, help="The step of a checkpoint, instead of the newest.")]
+Rate = Annotated[float | None, typer.Option(min=0, help="A learning rate, instead of that of the step.")]
+Rows = Annotated[int | None, typer.Option(min=2, help="Rows of the batch, instead of a half.")]
+Products = Annotated[int, typer.Option(min=2, help="Most products with the Hessian.")]
+Try = Annotated[bool, typer.Option("--try", help="Train the run again with the first advised change.")]
+Length = Annotated[int, typer.Option(min=2, help="Tokens to write and to compare.")]
+Pairs = Annotated[int, typer.Option(min=1, help="Pairs of texts with shared random numbers.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
+Batches = Annotated[int, typer.Option(min=2, help="Batches to measure.")]
+
+
+def decode(
+    model: Model,
+    text: Text = None,
+    prompt: Prompt = None,
+    length: Length = 48,
+    pairs: Pairs = 8,
+    greedy: Greedy = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = 0,
+    output: Output = None,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Exactness = "float32",
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Look at generation as a closed loop: how far a change reaches, and whether the text repeats itself.
+
+    Shows how the effect of another token fades in the same text, how long sampled texts stay equal, whether small
+    changes of the loop grow, how likely a repeated phrase is to be repeated again, and entropy against temperature.
+
+    Examples:
+
+      sheepop analyze decode runs/quickstart "def main("
+
+      sheepop analyze decode runs/quickstart "def main(" --temperature 0.2 --repetition-penalty 1.1
+    """
+    given = one_prompt(text, prompt)
+
+    def analysis(found: Analyses) -> Finding:
+        from sheepop.generate.config import requested
+
+        settings = requested(
+            max_new_tokens=length,
+            greedy=greedy,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+        )
+        return found.decode(given, settings, length=length, pairs=pairs, seed=seed)
+
+    run_analysis(
+        "decode",
+        model,
+        analysis,
+        output=output,
+        adapter=adapter,
+        device=device,
+        dtype=dtype,
+        overwrite=overwrite,
+        quiet=quiet,
+        as_json=as_json,
+    )
+
+
+def sharpness(
+    run: Run,
+    step: Step = None,
+    learning_rate: Rate = None,
+    rows: Rows = None,
+    products: Products = 14,
+    output: Output = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how near the learning rate of a run is to the limit of its optimizer.
+
+    Shows the largest eigenvalue of the preconditioned Hessian against what the optimizer bears, where along the next
+    step the loss turns, how fast weights move, the largest scores of attention, and dead heads and units.
+
+    Examples:
+
+      sheepop analyze sharpness runs/quickstart
+
+      sheepop analyze sharpness runs/quickstart --step 100 --learning-rate 0.01
+    """
+
+    def analysis(found: StoppedRun) -> Finding:
+        from sheepop.jobs.analyze_run import sharpness_of
+
+        return sharpness_of(found, rows=rows, products=products)
+
+    _run("sharpness", analysis, run, output, step, learning_rate, device, overwrite, quiet, as_json)
+
+
+def noise(
+    run: Run,
+    step: Step = None,
+    batches: Batches = 8,
+    output: Output = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the noise of a run's gradient, and the batch that it recommends.
+
+    Examples:
+
+      sheepop analyze noise runs/quickstart --batches 16
+    """
+
+    def analysis(found: StoppedRun) -> Finding:
+        from sheepop.jobs.analyze_run import noise_of
+
+        return noise_of(found, batches=batches)
+
+    _run("noise", analysis, run, output, step, None, device, overwrite, quiet, as_json)
+
+
+def advice(
+    run: Run,
+    tries: Try = False,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Say what the analysis of a run advises, and try it.
+
+    The run must have been trained with analysis.quantities. With --try the same run is trained again with the first
+    advised change, into RUN-advised, and the held-out losses of both are compared.
+
+    Examples:
+
+      sheepop analyze advice runs/diverging
+
+      sheepop analyze advice runs/diverging --try
+    """
+    from sheepop.jobs.advice import advise
+
+    console = make_console(quiet or as_json)
+    found = advise(run, output=output, tries=tries, overwrite=overwrite, console=console)
+    print_finding(found, output, quiet=quiet, as_json=as_json)
+
+
+def _run(
+    verb: str,
+    analysis: Callable[[StoppedRun], Finding],
+    run: Path,
+    output: Path | None,
+    step: int | None,
+    learning_rate: float | None,
+    device: str | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run
+
+    request = RunAnalysisRequest(run, output, step, learning_rate, device or "auto", overwrite)
+    print_finding(analyze_run(request, verb, analysis), output, quiet=quiet, as_json=as_json)

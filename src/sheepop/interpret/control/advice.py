@@ -1,0 +1,163 @@
+"""Advice on a run from what its analysis measured: the cause in words, its evidence, and the change to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from sheepop.interpret.control.noise import NoiseSample, NoiseScale
+from sheepop.report import number
+
+Row = Mapping[str, Any]
+RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size", "scores", "dead heads", "dead units"
+"""The causes that advice names."""
+NEAR_LIMIT = 0.9
+"""From this share of its limit on, a rate is too high."""
+_SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance
+_ONE_PLACE = 0.5  # of the sharpest direction, which then belongs to one layer
+_LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
+_TIMES_TOO_SMALL = 2.0
+_FEWEST_BATCHES = 4  # for an interval of the noise scale
+_MANY_UNITS = 0.5
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A cause of trouble, in `words` with the evidence, since `step`; `changes` are settings that may cure it.
+
+    The learning rate among them is a factor of the run's own.
+    """
+
+    cause: str
+    step: int
+    words: str
+    changes: Mapping[str, Any]
+
+
+def advice_of(rows: Sequence[Row]) -> list[Advice]:
+    """What to change about a run with these rows of metrics; empty if nothing is wrong."""
+    measured = [row for row in rows if row.get("split") == "analysis"]
+    found = (_rate(measured), _batch(measured), _scores(measured), _heads(measured), _units(measured))
+    return [advice for advice in found if advice is not None]
+
+
+def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
+    """The noise scale in rows while the rate was high; None if there are too few measurements.
+
+    The beginning is left out, because the scale grows as the loss falls, and the end, because a falling rate averages
+    the noise as a larger batch does.
+    """
+    measured: list[tuple[float, NoiseSample]] = []
+    for row in rows:
+        rate, noise, signal = (number(row.get(key)) for key in ("learning_rate", "gradient_noise", "gradient_signal"))
+        if rate is not None and noise is not None and signal is not None:
+            measured.append((rate, NoiseSample(noise, signal)))
+    highest = max((rate for rate, _ in measured), default=0.0)
+    samples = [sample for rate, sample in measured[len(measured) // 4 :] if rate >= highest / 2]
+    return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
+
+
+def _rate(rows: Sequence[Row]) -> Advice | None:
+    streak = _streak(rows, "sharpness_share", NEAR_LIMIT)
+    if not streak:
+        return None
+    # The middle one, because single batches may be far sharper.
+    first, middle = streak[0], sorted(streak, key=lambda row: float(row["sharpness_share"]))[len(streak) // 2]
+    share, layer = middle["sharpness_share"], str(middle["sharpest"])
+    evidence = (
+        f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is "
+        f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
+    )
+    factor = max(2.0, 2.0 * share)
+    if middle["sharpest_share"] >= _ONE_PLACE and [row["sharpest"] for row in streak].count(layer) > len(streak) / 2:
+        words = (
+            f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
+            f"{layer}: lower its rate by an entry of training.layers, or divide training.learning_rate by "
+            f"{factor:.1f}."
+        )
+        return Advice(LAYER, first["step"], words, {"training.learning_rate": 1 / factor})
+    words = f"The learning rate is {evidence}: lengthen the warm-up, or divide training.learning_rate by {factor:.1f}."
+    return Advice(RATE, first["step"], words, {"training.learning_rate": 1 / factor})
+
+
+def _batch(rows: Sequence[Row]) -> Advice | None:
+    scale = noise_scale_of(rows)
+    if scale is None:
+        return None
+    last = rows[-1]
+    size = last["batch_rows"]
+    if scale.low < _TIMES_TOO_SMALL * size:
+        return None
+    high = "no upper bound" if scale.high == math.inf else f"at most {scale.high:,.0f}"
+    wanted = power_of_two(scale.low if scale.rows == math.inf else scale.rows)
+    words = (
+        f"Steps of {size:,} rows are mostly noise: the gradient's noise scale is {_written(scale.rows)} rows (at least "
+        f"{scale.low:,.0f}, {high}). With training.global_batch_size={wanted} fewer steps reach the same loss, and the "
+        "rate may be higher; where a step takes as long as it has rows, the run does not end sooner."
+    )
+    return Advice(BATCH, last["step"], words, {"training.global_batch_size": wanted})
+
+
+def _scores(rows: Sequence[Row]) -> Advice | None:
+    streak = _streak(rows, "attention_logit", _LARGE_SCORE)
+    if not streak:
+        return None
+    last = streak[-1]
+    words = (
+        f"Scores of {last['attention_logit_at']} reach {last['attention_logit']:,.0f} {_when(streak, rows)}, "
+        f"so that its attention is all or nothing and learns no more: set model.qk_norm to head, "
+        "or lower the rate of this layer by an entry of training.layers."
+    )
+    return Advice(SCORES, streak[0]["step"], words, {"model.qk_norm": "head"})
+
+
+def _heads(rows: Sequence[Row]) -> Advice | None:
+    latest = [set(row["dead_heads"]) for row in rows if "dead_heads" in row][-_SEVERAL:]
+    dead = sorted(set.intersection(*latest)) if len(latest) == _SEVERAL else []
+    if not dead:
+        return None
+    words = (
+        f"These heads add nothing to the output of their layers: {', '.join(dead)}. Fewer heads would do the same; if "
+        "they died during training, the rate was too high."
+    )
+    return Advice(HEADS, rows[-1]["step"], words, {})
+
+
+def _units(rows: Sequence[Row]) -> Advice | None:
+    streak = _streak(rows, "dead_units", _MANY_UNITS)
+    if not streak:
+        return None
+    last = streak[-1]
+    words = (
+        f"{last['dead_units']:.0%} of the units of {last['dead_units_at']} are 0 on all tokens {_when(streak, rows)}: "
+        f"lower training.learning_rate, or choose an activation that is not flat below 0, such "
+        "as gelu or swiglu."
+    )
+    return Advice(UNITS, streak[0]["step"], words, {"training.learning_rate": 0.5})
+
+
+def _streak(rows: Sequence[Row], key: str, least: float) -> list[Row]:
+    """The first stretch of several rows whose `key` is at least `least`; empty if there is none."""
+    measured = [row for row in rows if number(row.get(key)) is not None]
+    stretches = (list(found) for is_high, found in groupby(measured, lambda row: row[key] >= least) if is_high)
+    return next((found for found in stretches if len(found) >= _SEVERAL), [])
+
+
+def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:
+    first, last = streak[0]["step"], streak[-1]["step"]
+    return f"since step {first:,}" if streak[-1] is rows[-1] else f"from step {first:,} to {last:,}"
+
+
+def _written(rows: float) -> str:
+    return "more than can be told in" if rows == math.inf else f"{rows:,.0f}"
+
+
+def power_of_two(rows: float) -> int:
+    """The power of two nearest to a number of rows."""
+    found = 1
+    while found * 1.5 <= rows:
+        found *= 2
+    return found

@@ -1,0 +1,291 @@
+"""The curvature of the loss in the directions in which an optimizer steps, and the largest that it can bear.
+
+A step of gradient descent with the rate r on a quadratic with the eigenvalue a multiplies the distance from the minimum
+by ``1 - r a``, which grows once ``r a`` exceeds 2. An optimizer that scales its steps by D and averages gradients has
+another limit c for ``r D H``: here D contains ``r / c``, so that every optimizer is at its limit when the largest
+eigenvalue of ``D^(1/2) H D^(1/2)`` is 1 (Cohen et al. 2022, "Adaptive gradient methods at the edge of stability").
+
+P is the number of trained parameters. All vectors are flat, (P,).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sheepop.core.errors import UsageError
+from sheepop.model import IGNORE_INDEX, Transformer
+from sheepop.model.probe import Observer, named_probes, watch
+from sheepop.train.optimizers.adafactor import RowAdagrad
+from sheepop.train.optimizers.momentum import Muon, orthogonalize
+from sheepop.train.tensor_batch import TensorBatch
+
+Root = Callable[[Tensor], Tensor]
+"""Multiplies the entries of one parameter by ``D^(1/2)``."""
+
+
+def adamw_limit(beta: float, rate: float, decay: float) -> float:
+    """The largest stable eigenvalue of the preconditioned Hessian: ``(1 + b)(2 - r w) / (r (1 - b))``; 38 / r at b 0.9.
+
+    It follows from the characteristic polynomial of ``x' = (1 - r w) x - r m'`` and ``m' = b m + (1 - b) a x``.
+    """
+    return (1 + beta) * (2 - rate * decay) / (rate * (1 - beta))
+
+
+def sgd_limit(momentum: float, rate: float) -> float:
+    """The limit of SGD with heavy-ball momentum, ``2 (1 + m) / r`` (Polyak 1964)."""
+    return 2 * (1 + momentum) / rate
+
+
+def muon_limit(momentum: float, rate: float, decay: float) -> float:
+    """The limit of averaged Nesterov momentum, ``(1 + m)(2 - r w) / (r (1 - m)(1 + 2 m))``.
+
+    It follows like that of AdamW, for steps along ``(1 - m) g + m m'``.
+    """
+    return adamw_limit(momentum, rate, decay) / (1 + 2 * momentum)
+
+
+@contextmanager
+def stepwise_attention(model: nn.Module, observe: Callable[[str, Tensor], None] | None = None) -> Iterator[None]:
+    """Within the block attention is computed in steps that have second derivatives; `observe` sees all scores.
+
+    It is called with the path of the attention layer and its masked scores (B, H, T, S).
+    """
+
+    def observer(path: str) -> Observer:
+        def see(scores: Tensor) -> None:
+            if observe is not None:
+                observe(path, scores)
+
+        return see
+
+    names = [name for name in named_probes(model) if name.endswith(".scores")]
+    with watch(model, {name: observer(name.removesuffix(".scores")) for name in names}):
+        yield
+
+
+def summed_loss(model: Transformer, batch: TensorBatch) -> Tensor:
+    """The summed cross-entropy of the labels, in nats, by plain operations that have second derivatives."""
+    logits = model.read_out(model.hidden_states(**batch.inputs)).flatten(0, -2)
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return nn.functional.cross_entropy(
+        logits.to(exact), batch.labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+
+
+def num_labels(batch: TensorBatch) -> int:
+    """The number of labels that count, at least 1."""
+    return max(1, int((batch.labels != IGNORE_INDEX).sum()))
+
+
+def rows_of(batch: TensorBatch, chosen: slice) -> TensorBatch:
+    """Some rows of a batch."""
+    return TensorBatch({name: rows[chosen] for name, rows in batch.inputs.items()}, batch.labels[chosen], slice(None))
+
+
+class MeanLoss(nn.Module):
+    """The mean loss of a batch as a module, so that `torch.func.functional_call` can compute it with other weights."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TensorBatch) -> Tensor:
+        """The mean cross-entropy in nats per label."""
+        return summed_loss(self.model, batch) / num_labels(batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """``D^(1/2)`` of the parameters that an analysis moves: those of optimizers with a known limit.
+
+    `names` and `parameters` are in the same order as `roots`. `limit` is the largest stable eigenvalue of the first
+    optimizer's own preconditioned Hessian, at its rate; `left_out` names parameters that the analysis keeps fixed.
+    """
+
+    names: Sequence[str]
+    parameters: Sequence[Tensor]
+    roots: Sequence[Root]
+    limit: float
+    left_out: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Scaling:
+        """The scaling of these optimizers in their present state, at their present rates.
+
+        Raises `UsageError` for an optimizer without a known limit, for one that has taken no step yet, or at rate 0.
+        """
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        found: list[tuple[str, Tensor, Root]] = []
+        limits: list[float] = []
+        left_out: list[str] = []
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                members = [each for each in group["params"] if each.requires_grad and group["lr"] > 0]
+                if isinstance(optimizer, RowAdagrad):
+                    left_out += [names[each] for each in members]
+                    continue
+                limit = _limit(optimizer, group) if members else 0.0
+                for parameter in members:
+                    state = optimizer.state.get(parameter) or {}
+                    if state or isinstance(optimizer, torch.optim.SGD):
+                        root = _root(optimizer, group, state, parameter, limit)
+                        found.append((names[parameter], parameter, root))
+                        # In units of the run's rate, which the group multiplies by its factor.
+                        limits.append(limit * group.get("learning_rate_factor", 1.0))
+        if not found:
+            raise UsageError(
+                "The optimizer has no state yet, or its learning rate is 0, so there is no step to measure. Take a "
+                "checkpoint from after the first steps and before the rate ends at 0, with its folder state/."
+            )
+        own, parameters, roots = zip(*found, strict=True)
+        return cls(own, parameters, roots, limits[0], left_out)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """``D^(1/2)`` times a vector (P,)."""
+        parts = _split(vector, self.parameters)
+        moved = (root(part.view_as(at)) for root, part, at in zip(self.roots, parts, self.parameters, strict=True))
+        return torch.cat([each.flatten() for each in moved])
+
+    def shares(self, vector: Tensor) -> dict[str, float]:
+        """The share of each parameter in the squared length of a vector (P,), largest first."""
+        parts = _split(vector, self.parameters)
+        squares = torch.stack([part.square().sum() for part in parts])
+        shares = dict(zip(self.names, (squares / squares.sum()).tolist(), strict=True))
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _split(vector: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.split(vector, [each.numel() for each in parameters])
+
+
+def _limit(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    rate, decay = group["lr"], group["weight_decay"]
+    if isinstance(optimizer, torch.optim.AdamW):
+        return adamw_limit(group["betas"][0], rate, decay)
+    if isinstance(optimizer, torch.optim.Adam):
+        return adamw_limit(group["betas"][0], rate, 0.0)
+    if isinstance(optimizer, Muon):
+        return muon_limit(group["momentum"], rate, decay)
+    if isinstance(optimizer, torch.optim.SGD):
+        return sgd_limit(group["momentum"], rate)
+    raise UsageError(
+        f"The limit of {type(optimizer).__name__} is not known: a step of it is not a scaled gradient. Sharpness is "
+        "measured for adamw, adam, muon and sgd; leave it out of analysis.quantities."
+    )
+
+
+def _root(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    state: Mapping[str, Any],
+    parameter: Tensor,
+    limit: float,
+) -> Root:
+    """``(P / limit)^(1/2)``, where the optimizer steps by the rate times P times the averaged gradient."""
+    if isinstance(optimizer, Muon):
+        side, is_left = _muon_root(state["momentum"])
+        side = side / math.sqrt(limit)
+        return lambda matrix: side.to(matrix.dtype) @ matrix if is_left else matrix @ side.to(matrix.dtype)
+    if isinstance(optimizer, torch.optim.SGD):
+        return lambda vector: vector / math.sqrt(limit)
+    beta1, beta2 = group["betas"]
+    step = float(state["step"])
+    # Torch divides the average and its square by these, so that they start without bias.
+    deviation = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt() + group["eps"]
+    root = (limit * (1 - beta1**step) * deviation).rsqrt()
+    return lambda vector: root.to(vector.dtype) * vector
+
+
+def _muon_root(momentum: Tensor) -> tuple[Tensor, bool]:
+    """``(0.2 sqrt(max(R, C)) f(s) / s)^(1/2)`` on the singular vectors of the momentum's shorter side, and which it is.
+
+    Muon replaces each singular value s of the momentum (..., R, C) by f(s), near 1. With the momentum fixed that
+    multiplies a gradient by a symmetric matrix, from the left (True) or from the right, as Shampoo does.
+    """
+    rows, columns = momentum.shape[-2:]
+    left, values, right = torch.linalg.svd(momentum, full_matrices=False)
+    flat = values.reshape(-1, values.shape[-1])
+    # The iteration acts on singular values alone, so those of a diagonal matrix show what it does to them.
+    replaced = torch.stack([orthogonalize(torch.diag(each)[None])[0].diagonal() for each in flat]).view_as(values)
+    gains = replaced.abs() / values.clamp(min=torch.finfo(values.dtype).tiny)
+    side = left if rows <= columns else right.mT
+    return (side * (0.2 * math.sqrt(max(rows, columns)) * gains).sqrt()[..., None, :]) @ side.mT, rows <= columns
+
+
+class HessianProducts:
+    """Products of the Hessian of a scalar `loss` with vectors, by differentiating the gradient once more.
+
+    It keeps the graph of the gradient, so that each product costs two backward passes through it (Pearlmutter 1994).
+    """
+
+    def __init__(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient (P,)."""
+        return torch.cat([each.detach().flatten() for each in self._gradients])
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The Hessian times a vector (P,)."""
+        parts = _split(vector, self._parameters)
+        directions = [part.view_as(at) for part, at in zip(parts, self._parameters, strict=True)]
+        linked = [pair for pair in zip(self._gradients, directions, strict=True) if pair[0].requires_grad]
+        if not linked:
+            return torch.zeros_like(vector)
+        gradients, along = zip(*linked, strict=True)
+        products = torch.autograd.grad(gradients, self._parameters, along, retain_graph=True, materialize_grads=True)
+        return torch.cat([each.flatten() for each in products])
+
+
+@dataclass(frozen=True, eq=False)
+class Extreme:
+    """The largest eigenvalue of a symmetric operator, with a bound of its error and its direction (P,).
+
+    Some eigenvalue lies within `residual` of `value`, and the largest one is at least `value`.
+    """
+
+    value: float
+    residual: float
+    iterations: int
+    direction: Tensor
+
+
+def largest_eigenvalue(
+    apply: Callable[[Tensor], Tensor], start: Tensor, *, iterations: int, tolerance: float = 0.02
+) -> Extreme:
+    """The largest eigenvalue of `apply` from a vector `start` (P,), by Lanczos with full orthogonalisation.
+
+    It ends when the residual is below `tolerance` times the value, or after `iterations` products (Golub and Van Loan,
+    section 10.1). It keeps one vector for each product.
+    """
+    basis = [start / start.norm()]
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
+    while True:
+        product = apply(basis[-1])
+        diagonal.append(product @ basis[-1])
+        for _ in range(2):  # twice is enough for full precision
+            for vector in basis:
+                product = product - (product @ vector) * vector
+        rest = product.norm()
+        tridiagonal = torch.diag(torch.stack(diagonal))
+        if beside:
+            off = torch.diag(torch.stack(beside), 1)
+            tridiagonal = tridiagonal + off + off.mT
+        values, vectors = torch.linalg.eigh(tridiagonal)
+        value, residual = values[-1], (rest * vectors[-1, -1]).abs()
+        ends = len(basis) in (iterations, len(start)) or not bool(residual > tolerance * value.abs())
+        if ends:
+            direction = torch.stack(basis, -1) @ vectors[:, -1]
+            return Extreme(float(value), float(residual), len(basis), direction)
+        basis.append(product / rest)
+        beside.append(rest)

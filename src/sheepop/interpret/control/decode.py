@@ -1,0 +1,313 @@
+"""Generation as a closed loop at a prompt: what a changed token does to what follows, and whether the text falls into a
+loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted
+from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.warping import warped
+from sheepop.interpret.control.coupling import Survival, divergence, survival
+from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.lyapunov import Exponent, SoftLoop, lyapunov_exponent
+from sheepop.interpret.control.operating_point import plain_copy
+from sheepop.interpret.control.repetition import (
+    Loop,
+    RepeatChances,
+    entropy_and_slope,
+    find_loop,
+    repeat_chances,
+)
+from sheepop.interpret.pictures import Picture, panel, plain
+from sheepop.model import Transformer
+from sheepop.report.palette import TRAIN, VALIDATION
+from sheepop.tokenizer import Tokenizer
+
+TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
+PENALTIES = (1.1, 1.3)
+_WINDOW = 16  # tokens of the soft loop's state
+_REPEATS = 4
+_PHRASE = 4  # tokens of a phrase that did not repeat by itself
+_LIKELY, _EVEN = 0.9, 0.5
+_ABOVE_FLOOR = 10.0
+
+
+@dataclass(frozen=True)
+class ForcedDecay:
+    """The KL in nats between the predictions of a text and of the same text with one other token at `position`.
+
+    `divergences` begin with the prediction at that position, `floor` is what rounding alone makes of it, and `rate` the
+    slope of the logarithm over the positions above the floor, per token; None if there are fewer than three.
+    """
+
+    position: int
+    divergences: Sequence[float]
+    floor: float
+    rate: float | None
+
+    @property
+    def reach(self) -> int:
+        """The number of predictions that the change moves by more than rounding does."""
+        return sum(each > _ABOVE_FLOOR * self.floor for each in self.divergences)
+
+
+@dataclass(frozen=True, eq=False)
+class Decode(Finding):
+    """The closed loop of generation at a prompt; see the fields' classes. `exponent` is None if there is no soft loop.
+
+    `chances` are those of one more repeat of `phrase`: with the settings asked for, then with other temperatures and
+    penalties. `entropies` are (temperature, mean entropy in nats, slope) over the positions of the text.
+    """
+
+    verb: ClassVar[str] = "decode"
+    token_ids: Sequence[int]
+    text: str
+    phrase: str
+    settings: GenerationConfig
+    decay: ForcedDecay
+    survival: Survival
+    exponent: Exponent | None
+    loop: Loop | None
+    chances: Sequence[RepeatChances]
+    entropies: Sequence[tuple[float, float, float]]
+
+    @property
+    def is_looping(self) -> bool:
+        """Whether the text repeats itself and each repeat is more likely than not."""
+        return self.loop is not None and self.chances[0].last >= _EVEN
+
+    def table(self) -> list[str]:
+        """The KL and the survival by token, the chances of a repeat, and the entropies."""
+        count = max(len(self.decay.divergences), len(self.survival.equal))
+        by_token = []
+        for step in range(min(count, 12)):
+            cells = [str(step)]
+            for values in (self.decay.divergences, self.survival.equal, self.survival.divergence):
+                cells.append(f"{values[step]:.3g}" if step < len(values) else "")
+            by_token.append(cells)
+        repeats = [
+            [f"{each.temperature:g}", f"{each.repetition_penalty:g}", f"{each.last:.3f}", f"{each.gain:.2f}"]
+            for each in self.chances
+        ]
+        entropies = [[f"{t:g}", f"{entropy:.3f}", f"{slope:.3f}"] for t, entropy, slope in self.entropies]
+        return [
+            *columns(("Token", "KL, same text", "still equal", "KL while equal"), by_token),
+            "",
+            *columns(("Temperature", "penalty", "next repeat", "gain"), repeats),
+            "",
+            *columns(("Temperature", "entropy", "slope"), entropies),
+        ]
+
+    def sentences(self) -> list[str]:
+        """How far the change reaches, how soon sampled texts part, and whether the sampler loops."""
+        lines = [self._decay_words(), self._survival_words()]
+        if self.exponent is not None:
+            found = self.exponent
+            fate = "fade" if found.value < 0 else "grow"
+            lines.append(
+                f"Small changes of the soft loop {fate}: its Lyapunov exponent is {found.value:.3f} +- "
+                f"{found.error:.3f} nats per token."
+            )
+        return [*lines, self._loop_words()]
+
+    def _decay_words(self) -> str:
+        decay, tokens = self.decay, counted(len(self.decay.divergences), "prediction")
+        words = f"Another token at position {decay.position} moves {decay.reach} of {tokens} by more than rounding"
+        if decay.rate is None:
+            return f"{words}."
+        if decay.rate >= 0:
+            return f"{words}, and its effect does not fade."
+        return f"{words}; its effect halves every {math.log(2) / -decay.rate:.1f} tokens."
+
+    def _survival_words(self) -> str:
+        found = self.survival
+        half = next((step + 1 for step, equal in enumerate(found.equal) if equal < _EVEN), None)
+        until = f"after {counted(half, 'token')}" if half else f"later than the {len(found.equal)} tokens measured"
+        return (
+            f"With the same random numbers, the texts after both prompts part {until} in half of all cases; "
+            f"{counted(round(found.length), 'token')} are equal on average."
+        )
+
+    def _loop_words(self) -> str:
+        own, phrase = self.chances[0], self.phrase
+        if not self.is_looping:
+            if own.last >= _LIKELY and own.gain > 1:
+                return (
+                    f"The text does not loop, but once {phrase!r} is repeated, one more repeat has the probability "
+                    f"{own.last:.2f}."
+                )
+            return f"The sampler does not loop: one more repeat of {phrase!r} has the probability {own.last:.2g}."
+        assert self.loop is not None
+        words = (
+            f"The sampler loops: the text repeats {phrase!r} {self.loop.repeats} times, one more repeat has the "
+            f"probability {own.last:.2f}, and each repeat multiplies its odds by {own.gain:.2g}."
+        )
+        cures = [each for each in self.chances[1:] if each.last < _EVEN]
+        if not cures:
+            return f"{words} No temperature or penalty that was tried breaks the loop; change the prompt."
+        cure = cures[0]
+        setting = (
+            f"a temperature of {cure.temperature:g}"
+            if cure.repetition_penalty == own.repetition_penalty
+            else f"a repetition penalty of {cure.repetition_penalty:g}"
+        )
+        return f"{words} With {setting} the probability is {cure.last:.2g}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        numbers = {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "forced": {
+                "position": self.decay.position,
+                "divergences": list(self.decay.divergences),
+                "floor": self.decay.floor,
+                "rate": self.decay.rate,
+            },
+            "survival": {
+                "equal": list(self.survival.equal),
+                "error": list(self.survival.error),
+                "divergence": list(self.survival.divergence),
+                "length": self.survival.length,
+            },
+            "lyapunov": None if self.exponent is None else vars(self.exponent),
+            "is_looping": self.is_looping,
+            "phrase": self.phrase,
+            "repeats": None if self.loop is None else self.loop.repeats,
+            "chances": [
+                {
+                    "temperature": each.temperature,
+                    "repetition_penalty": each.repetition_penalty,
+                    "by_repeats": list(each.chances),
+                    "gain": each.gain,
+                }
+                for each in self.chances
+            ],
+            "entropies": [{"temperature": t, "entropy": h, "slope": slope} for t, h, slope in self.entropies],
+        }
+        return said(self, numbers)
+
+    def pictures(self) -> Iterator[Picture]:
+        """The decay of a change in a fixed text, and the survival of two sampled ones."""
+        figure, axes = panel(7, 4, "What a changed token does to the next ones")
+        values = [max(each, 1e-16) for each in self.decay.divergences]
+        axes.plot(range(len(values)), values, color=TRAIN, marker="o", markersize=3, label="KL in the same text")
+        if self.decay.floor:
+            axes.axhline(self.decay.floor, color=TRAIN, linestyle="--", linewidth=1, label="rounding")
+        axes.set(xlabel="Tokens after the change", ylabel="Nats", yscale="log")
+        beside = axes.twinx()
+        beside.plot(range(1, len(self.survival.equal) + 1), self.survival.equal, color=VALIDATION, label="still equal")
+        beside.set(ylabel="Probability that sampled texts are still equal", ylim=(0, 1.02))
+        lines = [*axes.get_lines(), *beside.get_lines()]
+        axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8)
+        plain(axes)
+        yield Picture("decode", figure, {})
+
+
+@torch.no_grad()
+def decode(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    settings: GenerationConfig,
+    notes: Sequence[str],
+    *,
+    length: int = 48,
+    pairs: int = 8,
+    seed: int = 0,
+) -> Decode:
+    """Analyses generation after a prompt with these settings; `model` is the plain copy of an operating point.
+
+    It writes at most `length` tokens, as far as the context has room, and compares texts in `pairs` trials. Raises
+    `UsageError` for a prompt that leaves no room for at least two tokens.
+    """
+    length = min(length, model.config.max_seq_len - len(token_ids))
+    if length < 2:
+        raise UsageError(
+            f"The prompt has {counted(len(token_ids), 'token')} and the model reads {model.config.max_seq_len}, so no "
+            "text fits behind it. Shorten the prompt."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    config = settings.replace(max_new_tokens=length, seed=seed)
+    (written,) = Generator(model, tokenizer).generate([list(token_ids)], config)
+    text = [*token_ids, *written.token_ids]
+    position = max(0, len(token_ids) // 2)
+    other = _runner_up(model, text, position)
+    changed = [*token_ids[:position], other, *token_ids[position + 1 :]]
+    first, second = (torch.tensor(ids, device=model.device) for ids in (list(token_ids), changed))
+
+    def predict(texts_BT: Tensor) -> Tensor:
+        return warped(model(texts_BT, logits_to_keep=1)[:, -1], [settings] * len(texts_BT))
+
+    loop = find_loop(written.token_ids)
+    phrase = list(loop.phrase) if loop else written.token_ids[-_PHRASE:] or list(token_ids[-1:])
+    repeats = max(1, min(_REPEATS, (model.config.max_seq_len - len(token_ids)) // len(phrase) - 1))
+    temperatures = sorted({*TEMPERATURES} - {settings.temperature})
+    trials = [
+        settings,
+        *(settings.replace(temperature=t) for t in temperatures if t > settings.temperature),
+        *(settings.replace(repetition_penalty=penalty) for penalty in PENALTIES),
+        *(settings.replace(temperature=t) for t in temperatures if t < settings.temperature),
+    ]
+    logits_TV = model(torch.tensor([text], device=model.device))[0]
+    entropies = []
+    for temperature in sorted({*TEMPERATURES, settings.temperature} - {0.0}):
+        entropy_T, slope_T = entropy_and_slope(logits_TV, temperature)
+        entropies.append((temperature, float(entropy_T.mean()), float(slope_T.mean())))
+    exact, _ = plain_copy(model, torch.float64)
+    try:
+        soft = SoftLoop(exact, settings.temperature or 1.0)
+        state = soft.state(torch.tensor(text[-_WINDOW:], device=model.device))
+        exponent = lyapunov_exponent(soft, state, generator, steps=length, settling=len(state))
+    except UsageError as error:
+        exponent, notes = None, (*notes, str(error))
+    return Decode(
+        tuple(notes),
+        text,
+        tokenizer.decode(text),
+        tokenizer.decode(phrase),
+        settings,
+        _forced(model, exact, text, [*changed, *written.token_ids], position),
+        survival(predict, first, second, steps=length, pairs=pairs, generator=generator),
+        exponent,
+        loop,
+        repeat_chances(model, list(token_ids), phrase, trials, repeats),
+        entropies,
+    )
+
+
+def _runner_up(model: Transformer, text: Sequence[int], position: int) -> int:
+    """The likeliest token at a position that is not the one that stands there."""
+    if position == 0:
+        return (text[0] + 1) % model.config.vocabulary
+    logits_V = model(torch.tensor([text[:position]], device=model.device))[0, -1].clone()
+    logits_V[text[position]] = -torch.inf
+    return int(logits_V.argmax())
+
+
+def _forced(
+    model: Transformer, exact: Transformer, text: Sequence[int], changed: Sequence[int], position: int
+) -> ForcedDecay:
+    rows = torch.tensor([text, changed], device=model.device)
+    logits = model(rows)
+    floor_T = divergence(exact(rows[:1])[0], logits[0])
+    found = divergence(logits[0], logits[1])[position:].tolist()
+    floor = float(floor_T.max()) if logits.dtype != torch.float64 else 0.0
+    visible = [(step, math.log(each)) for step, each in enumerate(found) if each > max(_ABOVE_FLOOR * floor, 1e-30)]
+    rate = _slope(visible) if len(visible) >= 3 else None
+    return ForcedDecay(position, found, floor, rate)
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> float:
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)

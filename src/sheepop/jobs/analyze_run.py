@@ -1,0 +1,187 @@
+"""Analyses of a training run at one of its checkpoints, in memory: nothing in its directory changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from sheepop.core.console import Console
+from sheepop.core.errors import CheckpointError, UsageError, first_few
+from sheepop.core.facts import counted
+from sheepop.core.random import seed_torch, torch_generator
+from sheepop.interpret.control.curvature import rows_of
+from sheepop.interpret.control.finding import Finding
+from sheepop.interpret.control.layers import layer_health, update_ratios
+from sheepop.interpret.control.noise import NoiseSample, NoiseScale
+from sheepop.interpret.control.stability import loss_along, measure_sharpness, turning_factor
+from sheepop.interpret.control.training_findings import NoiseFinding, SharpnessFinding
+from sheepop.interpret.control.watching import noise_sample
+from sheepop.jobs.analyze import require_no_result, write_finding
+from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.run.analysis import obstacle
+from sheepop.jobs.run.build import Parts, build_parts, schedule_of
+from sheepop.jobs.run.open import find_resumable, followed
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.resolve import prepare_process
+from sheepop.model import Transformer
+from sheepop.train import TrainingState
+from sheepop.train.optimizers.groups import set_learning_rate
+from sheepop.train.step import StepRunner
+
+Found = TypeVar("Found", bound=Finding)
+_NOTE = "Weights and activations are float32, dropout is off, and attention is computed step by step."
+_MOST_PRODUCTS = 14
+_FEWEST_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class RunAnalysisRequest:
+    """A run to analyse at its checkpoint of `step` (None: the newest), and where to write the result.
+
+    `learning_rate` replaces the rate of the step.
+    """
+
+    run: Path
+    output: Path | None = None
+    step: int | None = None
+    learning_rate: float | None = None
+    device: str = "auto"
+    overwrite: bool = False
+
+
+@dataclass
+class StoppedRun:
+    """A run at one of its checkpoints, before its next step, at the `rate` of its last one unless another was given."""
+
+    config: SheepOpConfig
+    parts: Parts
+    state: TrainingState
+    rate: float
+
+    @property
+    def model(self) -> Transformer:
+        """The network with the weights that are trained."""
+        return self.parts.model
+
+
+def analyze_run(request: RunAnalysisRequest, verb: str, analysis: Callable[[StoppedRun], Found]) -> Found:
+    """Runs an analysis of a run and writes its result; raises `OutputError` if one is there already."""
+    require_no_result(request.output, verb, overwrite=request.overwrite)
+    found = analysis(reopen(request, verb))
+    if request.output is not None:
+        write_finding(found, request.output)
+    return found
+
+
+def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
+    """Loads a run at a checkpoint, to measure a `quantity`.
+
+    Raises `UsageError` for a path without a run, a step without a checkpoint, or a run on which the quantity cannot be
+    measured, and `CheckpointError` for a checkpoint without the state of the optimizer or with weights that are not
+    finite.
+    """
+    stored = find_resumable(request.run)
+    if stored is None:
+        raise UsageError(f"{request.run} is not a training run. Give a run directory, which `sheepop train` writes.")
+    config = stored.config.replace(device=request.device)
+    if (why := obstacle(config, (quantity,))) is not None:
+        raise UsageError(f"{quantity.capitalize()} cannot be measured on {request.run}. {why}")
+    device = prepare_process(config)
+    opened = followed(
+        RunRequest({"output_dir": str(request.run)}, uses_recipe=False, console=Console.silent()), device, resumes=True
+    )
+    steps = opened.directory.steps()
+    step = request.step if request.step is not None else max(steps, default=None)
+    if step is None or step not in steps:
+        known = first_few([f"{each:,}" for each in steps], len(steps)) or "none"
+        raise UsageError(f"{request.run} has no checkpoint of step {step}. Its checkpoints are of the steps: {known}.")
+    parts = build_parts(opened, None)
+    state = parts.checkpointer.load(step)
+    _require_finite(parts.model)
+    place = config.training.resolved().pace.place(
+        max(0, state.step - 1)
+    )  # of the last step, since the next may have none
+    rate = request.learning_rate or schedule_of(config.training)(place)
+    set_learning_rate(parts.optimizers, rate)
+    return StoppedRun(config, parts, state, rate)
+
+
+def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _MOST_PRODUCTS) -> SharpnessFinding:
+    """The sharpness of a run before its next step, and that step.
+
+    It is measured on `rows` rows of the batch, by default half of it, and at most those of a micro-batch.
+    """
+    parts, config = run.parts, run.config
+    prepared = parts.source.prepare(run.state.batch_number)
+    device = parts.placement.device
+    first = prepared.micro_batches[0].to(device)
+    batch = rows_of(first, slice(0, rows or max(2, config.training.global_batch_size // 2)))
+    with parts.placement.evaluating():
+        sharpness = measure_sharpness(
+            run.model,
+            parts.optimizers,
+            batch,
+            torch_generator(config.seed, "sharpness", run.state.step),
+            iterations=products,
+        )
+    trained = dict(run.model.named_parameters())
+    before = {name: weight.detach().clone() for name, weight in trained.items() if weight.requires_grad}
+    runner = StepRunner(
+        parts.placement, parts.objective, parts.optimizers, parts.evaluation, config.training.max_grad_norm
+    )
+    runner.take(
+        prepared,
+        number=run.state.step,
+        rate=run.rate,
+        before_forward=lambda number: seed_torch(config.seed, "dropout", run.state.step, number),
+    )
+    update = {name: trained[name].detach() - weight for name, weight in before.items()}
+    with parts.placement.evaluating():
+        turning = turning_factor(loss_along(run.model, before, update, batch))
+        health = layer_health(run.model, batch)
+    return SharpnessFinding(
+        _notes(sharpness.left_out),
+        run.state.step,
+        run.rate,
+        config.training.learning_rate,
+        sharpness,
+        turning,
+        update_ratios(before, update),
+        health,
+    )
+
+
+def noise_of(run: StoppedRun, *, batches: int = 8) -> NoiseFinding:
+    """The noise scale of a run over its next `batches` batches; raises `UsageError` if these cannot tell it."""
+    if batches < _FEWEST_BATCHES:
+        raise UsageError(f"--batches = {batches}, but an interval needs at least {_FEWEST_BATCHES}.")
+    parts, samples = run.parts, list[NoiseSample]()
+    for number in range(batches):
+        prepared = parts.source.prepare(run.state.batch_number + number)
+        micro_batches = [batch.to(parts.placement.device) for batch in prepared.micro_batches]
+        with parts.placement.evaluating():
+            sample = noise_sample(run.model, micro_batches)
+        if sample is None:
+            raise UsageError("The batches of this run have one row, so the noise between rows cannot be seen in them.")
+        samples.append(sample)
+    size = run.config.training.global_batch_size
+    return NoiseFinding(_notes(()), run.state.step, size, samples, NoiseScale.of(samples))
+
+
+def _notes(left_out: Sequence[str]) -> tuple[str, ...]:
+    if not left_out:
+        return (_NOTE,)
+    return _NOTE, f"Tables of n-grams are kept fixed: {', '.join(left_out)}."
+
+
+def _require_finite(model: torch.nn.Module) -> None:
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not (finite := weight.detach().isfinite()).all():
+            number = counted(int((~finite).sum()), "number")
+            raise CheckpointError(
+                f"{name} has {number} not finite, so there is nothing to measure. Use another --step."
+            )

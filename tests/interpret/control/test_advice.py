@@ -1,0 +1,103 @@
+"""Advice from the rows of an analysis: which cause is named, since when, and that healthy rows name none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sheepop.interpret.control.advice import (
+    BATCH,
+    HEADS,
+    LAYER,
+    RATE,
+    SCORES,
+    UNITS,
+    advice_of,
+    noise_scale_of,
+    power_of_two,
+)
+
+
+def rows(**columns: list[Any]) -> list[dict[str, Any]]:
+    """Rows of steps 10, 20, ..., healthy in all columns that are not given."""
+    usual = {
+        "learning_rate": 0.1,
+        "batch_rows": 16,
+        "sharpness": 10.0,
+        "sharpness_limit": 100.0,
+        "sharpness_share": 0.1,
+        "sharpest": "blocks.0",
+        "sharpest_share": 0.2,
+        "gradient_noise": 20.0,
+        "gradient_signal": 2.0,
+        "attention_logit": 5.0,
+        "attention_logit_at": "blocks.0.attention",
+        "dead_heads": [],
+        "dead_units": 0.01,
+        "dead_units_at": "blocks.0.feed_forward",
+    }
+    count = max(map(len, columns.values()), default=6)
+    found = [{"step": 10 * (place + 1), "split": "analysis", **usual} for place in range(count)]
+    for name, values in columns.items():
+        for row, value in zip(found, values, strict=True):
+            row[name] = value
+    return found
+
+
+def causes(**columns: list[Any]) -> list[str]:
+    return [advice.cause for advice in advice_of(rows(**columns))]
+
+
+def test_healthy_rows_and_other_rows_give_no_advice() -> None:
+    assert causes() == []
+    assert advice_of([]) == []
+    assert advice_of([{"step": 1, "split": "train", "sharpness_share": 9.0}]) == []
+
+
+def test_a_rate_near_its_limit_is_named_with_its_step_and_evidence() -> None:
+    (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 1.3, 1.2], sharpness=[20, 95, 130, 120]))
+    assert (found.cause, found.step) == (RATE, 20)
+    assert "at 1.20 of its limit since step 20" in found.words
+    assert "sharpness is 120, and steps at this rate bear 100" in found.words
+    assert "divide training.learning_rate by 2.4" in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.4)}
+
+
+def test_a_passed_stretch_is_named_with_its_end() -> None:
+    (found,) = advice_of(rows(sharpness_share=[0.95, 1.0, 0.3, 0.2]))
+    assert "from step 10 to 20" in found.words
+
+
+@pytest.mark.parametrize("shares", [[0.2, 1.4, 0.2, 1.4], [0.89] * 4, [None, float("nan"), 1.4, None]])
+def test_single_peaks_and_gaps_are_no_stretch(shares: list[Any]) -> None:
+    assert causes(sharpness_share=shares) == []
+
+
+def test_one_sharp_layer_is_named() -> None:
+    place = "blocks.1"
+    (found,) = advice_of(rows(sharpness_share=[1.1, 1.2], sharpest=[place] * 2, sharpest_share=[0.8, 0.7]))
+    assert found.cause == LAYER and "lie in blocks.1: lower its rate" in found.words
+
+
+def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None:
+    """Noise 640 over signal 10 is a scale of 64 rows, four times the batch."""
+    noise = [640.0, 650.0, 630.0, 640.0, 645.0, 635.0, 640.0, 640.0]
+    (found,) = advice_of(rows(gradient_noise=noise, gradient_signal=[10.0] * 8))
+    assert found.cause == BATCH and found.changes == {"training.global_batch_size": 64}
+    assert "noise scale is 64 rows" in found.words
+    falling = rows(gradient_noise=noise, gradient_signal=[10.0] * 8, learning_rate=[0.1] * 5 + [0.04] * 3)
+    assert advice_of(falling) == []  # too few measurements are left
+    assert causes(gradient_noise=[value / 2.5 for value in noise], gradient_signal=[10.0] * 8) == []
+    assert noise_scale_of(rows(gradient_noise=noise[:3], gradient_signal=[10.0] * 3)) is None
+
+
+def test_large_scores_dead_heads_and_dead_units_are_named() -> None:
+    assert causes(attention_logit=[50.0, 120.0, 130.0]) == [SCORES]
+    assert causes(dead_heads=[[], ["blocks.0.attention head 1"], ["blocks.0.attention head 1"]]) == [HEADS]
+    assert causes(dead_heads=[["a"], ["b"], []]) == []
+    assert causes(dead_units=[0.6, 0.7]) == [UNITS]
+
+
+def test_the_nearest_power_of_two() -> None:
+    assert [power_of_two(rows) for rows in (0.4, 1, 3, 5.9, 6.1, 1000)] == [1, 1, 4, 4, 8, 1024]

@@ -1,0 +1,166 @@
+"""The analysis of a run: it changes no weight, survives a resume, and is refused where it cannot measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.core.errors import CheckpointError, ConfigError, OutputError, UsageError
+from sheepop.core.json_lines import read_json_lines
+from sheepop.interpret.config import AnalysisConfig
+from sheepop.interpret.control.advice import LAYER, RATE, Advice
+from sheepop.interpret.control.watching import cost_in_steps, measuring_interval
+from sheepop.jobs.advice import advise, advised_settings
+from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, noise_of, sharpness_of
+from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.jobs.run.open import find_resumable
+from sheepop.jobs.run.record import view_run_config
+
+from ..running import train
+from ..train.runs import TIMING
+
+ALL = "analysis.quantities=[sharpness,noise,layers]"
+SETTINGS = ("training.warmup_steps=1", "training.schedule=constant", "training.checkpoint_interval=2")
+OFTEN = (ALL, "analysis.interval=2")
+
+
+@pytest.fixture(scope="module")
+def analysed(configured: Callable[..., SheepOpConfig], tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Six steps, each second one measured."""
+    folder = tmp_path_factory.mktemp("analysed")
+    return RunDirectory.open(train(configured(folder / "run", *SETTINGS, *OFTEN)).run)
+
+
+def rows_of(run: RunDirectory, split: str) -> list[dict[str, Any]]:
+    rows = read_json_lines(run.metrics_file).rows
+    return [{key: row[key] for key in row if key not in TIMING} for row in rows if row["split"] == split]
+
+
+def weights_of(run: RunDirectory) -> dict[str, torch.Tensor]:
+    return dict(load_model(run.checkpoint(run.steps()[-1])).model.named_parameters())
+
+
+def test_a_watched_run_has_the_same_weights_and_losses(
+    configured: Callable[..., SheepOpConfig], analysed: RunDirectory, tmp_path: Path
+) -> None:
+    plain = RunDirectory.open(train(configured(tmp_path / "run", *SETTINGS)).run)
+    assert [row["step"] for row in rows_of(analysed, "analysis")] == [2, 4, 6]
+    assert rows_of(plain, "analysis") == []
+    assert rows_of(plain, "train") == rows_of(analysed, "train")
+    assert rows_of(plain, "validation") == rows_of(analysed, "validation")
+    found = weights_of(analysed)
+    for name, weight in weights_of(plain).items():
+        assert torch.equal(weight, found[name]), name
+
+
+def test_a_resumed_run_measures_the_same(
+    configured: Callable[..., SheepOpConfig], analysed: RunDirectory, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    train(configured(place, *SETTINGS, *OFTEN, "training.max_steps=3"))
+    stored = find_resumable(place)
+    assert stored is not None
+    train(load_config(overrides=["training.max_steps=6"], base=stored.record.requested), resume=True)
+    assert rows_of(RunDirectory.open(place), "analysis") == rows_of(analysed, "analysis")
+
+
+def test_a_row_agrees_with_the_analysis_of_the_checkpoint(analysed: RunDirectory) -> None:
+    """Both measure after step 4 with the state of the optimizer after it; the row does so on the batch of step 4."""
+    (row,) = [row for row in rows_of(analysed, "analysis") if row["step"] == 4]
+    found = analyze_run(RunAnalysisRequest(analysed.path, step=4, device="cpu"), "sharpness", sharpness_of)
+    assert found.sharpness.limit == pytest.approx(row["sharpness_limit"])
+    assert found.sharpness.share == pytest.approx(row["sharpness_share"], rel=0.5)  # other rows
+    assert found.rate == 1e-3 and found.step == 4
+    assert set(found.ratios) >= {"blocks.0.attention.q_proj.weight", "embedding.weight"}
+
+
+def test_sharpness_is_proportional_to_the_rate(analysed: RunDirectory) -> None:
+    def share(rate: float | None) -> float:
+        request = RunAnalysisRequest(analysed.path, step=4, learning_rate=rate, device="cpu")
+        return analyze_run(request, "sharpness", sharpness_of).sharpness.share
+
+    assert share(2e-3) == pytest.approx(2 * share(None), rel=0.01)
+
+
+def test_noise_is_measured_and_written_once(analysed: RunDirectory, tmp_path: Path) -> None:
+    request = RunAnalysisRequest(analysed.path, tmp_path / "out", device="cpu")
+    found = analyze_run(request, "noise", lambda run: noise_of(run, batches=3))
+    assert len(found.samples) == 3 and found.batch_rows == 4
+    assert (tmp_path / "out" / "noise.json").is_file()
+    with pytest.raises(OutputError, match="already exists"):
+        analyze_run(request, "noise", noise_of)
+
+
+def test_the_report_shows_the_curve(analysed: RunDirectory) -> None:
+    assert "Sharpness of the loss against what the optimizer bears" in analysed.report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("training.optimizer=lion",), "The limit of training.optimizer = lion is not known"),
+        (("model.experts.count=2",), "experts have no second derivative"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_run_starts(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path, settings: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(configured(tmp_path / "run", *OFTEN, *settings))
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_run_no_step_and_no_state_are_refused(analysed: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a training run"):
+        analyze_run(RunAnalysisRequest(tmp_path), "sharpness", sharpness_of)
+    with pytest.raises(UsageError, match=r"no checkpoint of step 99\. Its checkpoints are of the steps: .*6\."):
+        analyze_run(RunAnalysisRequest(analysed.path, step=99, device="cpu"), "sharpness", sharpness_of)
+
+
+def test_a_checkpoint_without_state_is_refused(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    run = RunDirectory.open(train(configured(tmp_path / "run", *SETTINGS, "training.max_steps=2")).run)
+    request = RunAnalysisRequest(run.path, step=2, device="cpu")
+    state = run.checkpoint(2) / "state"
+    state.rename(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="state"):
+        analyze_run(request, "sharpness", sharpness_of)
+
+
+def test_the_default_interval_costs_at_most_3_percent() -> None:
+    config = AnalysisConfig(quantities=("sharpness", "noise", "layers"))
+    for rows in (4, 32, 512):
+        interval = measuring_interval(config, rows, rows)
+        assert cost_in_steps(config, rows, rows) / interval <= 0.03 < cost_in_steps(config, rows, rows) / (interval - 1)
+    assert measuring_interval(config.replace(interval=7), 32, 32) == 7
+
+
+def test_advice_is_tried_beside_the_run(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    """A rate of 10 is far too high for this network; the trial repeats the run with a lower one."""
+    place = tmp_path / "run"
+    train(configured(place, *SETTINGS, ALL, "analysis.interval=1", "training.learning_rate=10"))
+    found = advise(place, output=tmp_path / "out", tries=True)
+    assert found.advice[0].cause in (RATE, LAYER)
+    assert found.trial is not None and found.trial.run == tmp_path / "run-advised"
+    advised = view_run_config(RunDirectory(found.trial.run)).training
+    assert advised.learning_rate == pytest.approx(10 * found.advice[0].changes["training.learning_rate"], rel=0.01)
+    assert advised.max_steps == 6
+    score = next(row for row in read_json_lines(place / "metrics.jsonl").rows if row["split"] == "score")
+    assert found.trial.before == score["loss"] > found.trial.after  # type: ignore[operator]
+    assert "The advice helped: the held-out loss is -" in found.sentences()[-1]
+    assert (tmp_path / "out" / "advice.json").is_file()
+
+
+def test_a_run_that_measured_nothing_has_no_advice(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="measured nothing while it trained"):
+        advise(train(configured(tmp_path / "run", *SETTINGS, "training.max_steps=1")).run)
+
+
+def test_an_advised_batch_has_whole_micro_batches() -> None:
+    config = SheepOpConfig().replace(training={"global_batch_size": 12, "micro_batch_size": 6})
+    advice = Advice("batch size", 1, "", {"training.global_batch_size": 64})
+    assert advised_settings(config, advice) == {"training.global_batch_size": 66}
