@@ -134,7 +134,9 @@ def test_any_width_is_written_so_that_llama_cpp_reads_it_or_refused(
             assert np.array_equal(container.read(tensor.name).float().numpy(), wanted), tensor.name
 
 
-@given(st.sampled_from(sorted(ENCODERS)), st.integers(0, 2**16), st.sampled_from([1e-9, 0.02, 30.0]), st.integers(1, 70))
+@given(
+    st.sampled_from(sorted(ENCODERS)), st.integers(0, 2**16), st.sampled_from([1e-9, 0.02, 30.0]), st.integers(1, 70)
+)
 @settings(max_examples=60, deadline=None)
 def test_the_bytes_of_a_block_do_not_depend_on_the_blocks_beside_it(name: str, seed: int, size: float, count: int):
     numbers = torch.randn(70, TYPES[name].block, generator=torch.Generator().manual_seed(seed)) * size
