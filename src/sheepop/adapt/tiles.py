@@ -33,16 +33,17 @@ def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
     A tile has the bytes of its rows, so if no row is repeated they can be rearranged `in_place`.
     """
     num_rows, length = rows.shape[-2:]
-    missing = -num_rows % TILE
-    if missing or not in_place:
+    if missing := -num_rows % TILE:
         last = rows[..., -1:, :].expand(*rows.shape[:-2], missing, length)
-        whole = torch.cat([rows, last], -2) if missing else rows
-        return torch.unflatten(whole, -2, (-1, TILE)).transpose(-2, -1).contiguous()
-    if (arrange := _arrange()) is not None and rows.itemsize == torch.int32.itemsize and rows.is_contiguous():
+        rows = torch.cat([rows, last], -2)
+    elif not in_place:
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    arrange, is_native = _arrange(), rows.itemsize == torch.int32.itemsize and rows.device.type == "cpu"
+    if arrange is not None and is_native:
         arrange(address("rows", rows, rows.dtype, *rows.shape), rows.numel() // (TILE * length), length)
         return rows.view(*rows.shape[:-2], -1, length, TILE)
     for part in torch.split(rows.view(-1, TILE, length), max(1, _NUMBERS_AT_A_TIME // (TILE * length))):
-        part.view(-1, length, TILE).copy_(part.transpose(1, 2).contiguous())
+        part.view(-1, length, TILE).copy_(part.transpose(1, 2).clone(memory_format=torch.contiguous_format))
     return rows.view(*rows.shape[:-2], -1, length, TILE)
 
 
