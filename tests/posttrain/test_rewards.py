@@ -183,6 +183,7 @@ def test_several_rewards_are_added_with_their_weights(opened: Any, tokenizers: d
     transcripts = [Transcript(answer.token_ids, [(1, len(answer.token_ids))]) for answer in ANSWERS]
     found = Written(list(ANSWERS), transcripts, [True, True], totals, parts, [[0.0], [0.0]]).metrics()
     assert (found["reward_of_length"], found["reward_of_right"], found["reward"]) == (203.0, 1.0, (13 + 200) / 2)
+    assert found["missing_of_right"] == 0.5 and "missing_of_length" not in found
     alone = replace(writer, rewards={"right": (1.0, right)})
     with pytest.raises(TrainingError, match=r"right gave None for the answer ' x x"):
         alone._total({"right": None}, ANSWERS[1])

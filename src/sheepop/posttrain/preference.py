@@ -99,8 +99,7 @@ class PreferenceLoss:
 
     def rewards(self, completions: Completions) -> Tensor:
         """The implicit rewards of completions (P,), for metrics; without a gradient."""
-        reference_free = self.kind in REFERENCE_FREE
-        return self.beta * (completions.means if reference_free else completions.log_ratios).detach()
+        return self.beta * (completions.means if self.kind in REFERENCE_FREE else completions.log_ratios).detach()
 
 
 def log_odds(log_probabilities: Tensor) -> Tensor:

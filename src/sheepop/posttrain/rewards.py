@@ -115,6 +115,7 @@ class Written:
         judged = np.array(self.rewards)[np.isfinite(self.rewards)]
         found = {name: [value for part in self.parts if (value := part[name]) is not None] for name in self.parts[0]}
         by_source = {f"reward_of_{name}": float(np.mean(values)) for name, values in found.items() if values}
+        by_source |= {f"missing_of_{n}": 1 - len(v) / len(self) for n, v in found.items() if len(v) < len(self)}
         turns = {"turns": float(np.mean([len(each.spans) for each in self.transcripts]))}
         return {
             **(by_source if len(found) > 1 else {}),
