@@ -338,7 +338,7 @@ def test_a_damaged_model_gets_no_new_checksums(directory: Path, name: str) -> No
 
 def test_two_at_a_time_are_refused(directory: Path) -> None:
     held = exclusive_lock(directory / ".scores.lock", CheckpointError("in use"))
-    with held, pytest.raises(CheckpointError, match="Another process is recording scores"):
+    with held, pytest.raises(CheckpointError, match="Another process is writing to"):
         record_scores(directory, [SCORE])
 
 
