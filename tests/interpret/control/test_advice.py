@@ -76,7 +76,7 @@ def test_single_peaks_and_gaps_are_no_stretch(shares: list[Any]) -> None:
 
 def test_one_sharp_layer_is_named() -> None:
     place = "blocks.1"
-    (found,) = advice_of(rows(sharpness_share=[1.1, 1.2], sharpest=[place] * 2, sharpest_share=[0.8, 0.7]))
+    (found,) = advice_of(rows(sharpness_share=[1.1, 1.2], sharpest=[place] * 2, sharpest_share=[0.9, 0.8]))
     assert found.cause == LAYER and "lie in blocks.1: lower its rate" in found.words
 
 
