@@ -48,17 +48,26 @@ def test_every_verb_prints_and_writes_its_finding(run: Run, trained: Path, folde
     for name in pictures:
         assert (folder / f"{name}.png").read_bytes().startswith(PNG)
         assert "<svg" in (folder / f"{name}.svg").read_text()
-    again = run("analyze", verb, *common, "--output", folder)
-    assert again.code == 2 and f"{verb}.json already exists" in again.err
-    assert json.loads(run("analyze", verb, *common, "--output", folder, "--overwrite", "--json").out) == stored
+
+
+def test_a_finding_is_replaced_only_when_asked(run: Run, trained: Path, tmp_path: Path) -> None:
+    common = ("analyze", "impulse", trained, "Sheep", *FEW, "--device", "cpu", "--output", tmp_path)
+    (tmp_path / "impulse.json").write_text("mine")
+    refused = run(*common)
+    assert refused.code == 2 and "impulse.json already exists" in refused.err
+    assert (tmp_path / "impulse.json").read_text() == "mine"
+    printed = json.loads(run(*common, "--overwrite", "--json").out)
+    assert json.loads((tmp_path / "impulse.json").read_text()) == printed
 
 
 def test_python_finds_the_same(run: Run, trained: Path) -> None:
-    printed = json.loads(run("analyze", "gains", trained, "Sheep", "--steps", "8", "--device", "cpu", "--json").out)
+    printed = json.loads(
+        run("analyze", "gains", trained, "Sheep", "--steps", "8", *FEW, "--device", "cpu", "--json").out
+    )
     lm = sheepop.load(trained, device="cpu")
-    assert lm.analyze.gains("Sheep", steps=8).to_dict() == printed
+    assert lm.analyze.gains("Sheep", steps=8, probes=4).to_dict() == printed
     assert "float32" in printed["notes"][0]
-    twice = json.loads(run("analyze", "impulse", trained, "Sheep", "--dtype", "float64", "--json").out)
+    twice = json.loads(run("analyze", "impulse", trained, "Sheep", "--dtype", "float64", *FEW, "--json").out)
     assert "float64" in twice["notes"][0]
 
 

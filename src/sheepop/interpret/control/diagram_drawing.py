@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sheepop.interpret.control.gains import Gain
 
 _MOST_BOXES = 14
-_WIDTH, _HEIGHT, _STEP = 2.5, 0.62, 1.0
+_WIDTH, _HEIGHT, _STEP = 2.8, 0.62, 1.0
 _INK, _FILL, _LOOP = "#24292f", "#eaf2fb", "#d55e00"
 _TITLES = {"a": "as it is", "b": "input joined", "c": "blocks joined", "d": "one map", "e": "the loop of generation"}
 
@@ -53,7 +53,7 @@ def draw_reduction(steps: Mapping[str, Sequence[Box]], forward: Box, closed: Gai
     _box(axes, forward, 0, middle + 0.3)
     _arrow(axes, (0, middle - _HEIGHT / 2 + 0.3), (0, middle - 1.5))
     axes.text(0, middle - 1.75, "y: expected next vectors", ha="center", va="center", fontsize=7)
-    turn, below, above = 1.55, middle - 0.9, middle + 1.45
+    turn, below, above = 1.8, middle - 0.9, middle + 1.45
     axes.plot([0, turn, turn], [below, below, middle - 0.25], color=_LOOP, linewidth=1.2)
     axes.text(turn, middle + 0.2, "H\nchoose,\nembed,\n+1", ha="center", va="center", fontsize=7, color=_LOOP)
     axes.plot([turn, turn], [middle + 0.7, above], color=_LOOP, linewidth=1.2)
@@ -78,7 +78,7 @@ def draw_block(layer: int, layout: str, boxes: Mapping[str, Box]) -> Picture:
     figure = bare_figure(7.5 if is_parallel else 4.6, 0.6 * high + 0.5)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    left, right = (-4.6, 4.6) if is_parallel else (-2.6, 3.6)
+    left, right = (-4.7, 4.7) if is_parallel else (-1.6 if is_post else -0.6, 3.8)
     _prepare(axes, f"Block {layer}: {layout}", high, left, right, low=0.0)
     axes.text(0, high - 0.25, f"$h_{{{layer}}}$", ha="center", va="center", fontsize=10)
     begin = end = high - 0.5

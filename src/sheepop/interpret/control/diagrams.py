@@ -80,7 +80,7 @@ class BlockDiagrams(Finding):
         lines = [f"({step}) {' -> '.join(box.line for box in boxes)}" for step, boxes in self.steps().items()]
         loop = f"largest {self.closed_loop.largest:.3g}, typical {self.closed_loop.typical.value:.3g}"
         lines.append(f"(e) (I + G H)^-1 G [{loop}], H: choose a token, embed it, one position later")
-        inside = " -> ".join(_box(part.name, part).line for part in self.parts)
+        inside = ", ".join(_box(part.name, part).line for part in self.parts)
         return [*lines, "", f"Inside block {self.layer} ({self.layout}): {inside}", f"Positions: {self.positions}."]
 
     def sentences(self) -> list[str]:

@@ -176,9 +176,9 @@ class Gains(Finding):
             table.append([own[name].largest if name in own else math.nan for name in names])
         rows = [f"block {layer}" for layer in layers]
         yield heat_map("gains_of_parts", "Largest gain of each part", torch.tensor(table), rows, names, "Gain")
-        rows = [*rows, "last"]
-        title = "What a change of the stream does to the next token"
-        yield heat_map("gains_in_nats", title, self.nats, rows, self.labels, "Typical gain in root nats")
+        title, rows = "What a change does to the next token", [*(f"before {row}" for row in rows), "after the last"]
+        meaning = "Typical gain in root nats"
+        yield heat_map("gains_in_nats", title, self.nats, rows, self.labels, meaning, decades=3)
 
 
 def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int = 0) -> Gains:

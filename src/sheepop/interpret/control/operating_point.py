@@ -19,7 +19,8 @@ from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.facts import counted
 from sheepop.interpret.control.jacobian import Jacobian
 from sheepop.interpret.trace import Stream, Trace
-from sheepop.model import EncoderDecoder, Transformer, blank_model
+from sheepop.model import EncoderDecoder, Transformer
+from sheepop.model.accounting.parameters import parameter_shapes
 from sheepop.model.probe import Observer, watch
 from sheepop.model.transformer import Passing
 from sheepop.tokenizer import Tokenizer
@@ -61,10 +62,10 @@ def plain_copy(model: Transformer, dtype: torch.dtype) -> tuple[Transformer, tup
 
 
 def _refuse_parts(model: Transformer) -> None:
-    whole = dict(blank_model(model.config).named_parameters())
+    whole = parameter_shapes(model.config)
     for name, weight in model.named_parameters():
-        is_part = hasattr(weight, "_local_tensor") or (name in whole and whole[name].shape != weight.shape)
-        if is_part:
+        # What is split over processes has another shape here, or is a DTensor with a local part.
+        if hasattr(weight, "_local_tensor") or tuple(whole.get(name, weight.shape)) != tuple(weight.shape):
             raise UsageError(
                 f"This process has only a part of {name}, because the model is split. Load the model whole."
             )

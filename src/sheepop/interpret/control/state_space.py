@@ -113,7 +113,7 @@ class StateSpace(Finding):
                 f"{reach.probability:.2%}",
                 f"{reach.linear:.3g}",
                 "not found" if reach.real is None else f"{reach.real:.3g}",
-                f"{reach.linear / self.length:.0%}",
+                f"{reach.linear / self.length:.1%}",
             ]
             for reach in self.reaches
         ]
@@ -137,7 +137,7 @@ class StateSpace(Finding):
         if done:
             nearest = min(done, key=lambda reach: reach.real or 0.0)
             found.append(
-                f"A change of {nearest.real or 0.0:.3g}, {(nearest.real or 0.0) / self.length:.0%} of the embedding of "
+                f"A change of {nearest.real or 0.0:.3g}, {(nearest.real or 0.0) / self.length:.1%} of the embedding of "
                 f"token {self.position} ({word!r}), makes {visible_line(nearest.text)!r} the likeliest next token; the "
                 f"linearised network says {nearest.linear:.3g}."
             )
