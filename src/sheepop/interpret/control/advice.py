@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size", "scores", "dead heads", "dead units"
 """The causes that advice names."""
 NEAR_LIMIT = 0.9
-"""From this share of its limit on, a rate is too high."""
+"""From this share of its limit on, a rate is near it; small batches look sharper, so that advice waits for the limit."""
 _SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
@@ -61,7 +61,7 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
-    streak = _streak(rows, "sharpness_share", NEAR_LIMIT)
+    streak = _streak(rows, "sharpness_share", 1.0)
     if not streak:
         return None
     # The middle one, because single batches may be far sharper.
