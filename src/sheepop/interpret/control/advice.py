@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size", "scores", "dead heads", "dead units"
 """The causes that advice names."""
 NEAR_LIMIT = 0.9
-"""From this share of its limit on, a rate is near it; small batches look sharper, so that advice waits for the limit."""
+"""From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for the limit."""
 _SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
