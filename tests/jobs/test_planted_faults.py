@@ -82,12 +82,6 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
     assert trained(*often, f"training.learning_rate={0.5 * limit}", fork=path)[1] == []
 
 
-def test_an_unstable_layer_is_named(trained: Trained) -> None:
-    faster = 'training.layers=[{"pattern": "blocks.1.feed_forward.*", "learning_rate": 60}]'
-    found = [advice for advice in trained(faster)[1] if advice.cause == LAYER]
-    assert found and "blocks.1: lower its rate" in found[0].words
-
-
 def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:
     path, _ = trained("training.schedule=constant")
     scale = noise_scale_of([row for row in read_json_lines(path / "metrics.jsonl").rows if row["split"] == "analysis"])

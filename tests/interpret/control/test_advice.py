@@ -57,15 +57,15 @@ def test_healthy_rows_and_other_rows_give_no_advice() -> None:
 
 def test_a_rate_near_its_limit_is_named_with_its_step_and_evidence() -> None:
     (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 1.3, 1.2], sharpness=[20, 95, 130, 120]))
-    assert (found.cause, found.step) == (RATE, 20)
-    assert "at 1.20 of its limit since step 20" in found.words
-    assert "sharpness is 120, and steps at this rate bear 100" in found.words
-    assert "divide training.learning_rate by 2.4" in found.words
-    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.4)}
+    assert (found.cause, found.step) == (RATE, 30)
+    assert "at 1.30 of its limit since step 30" in found.words
+    assert "sharpness is 130, and steps at this rate bear 100" in found.words
+    assert "divide training.learning_rate by 2.6" in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.6)}
 
 
 def test_a_passed_stretch_is_named_with_its_end() -> None:
-    (found,) = advice_of(rows(sharpness_share=[0.95, 1.0, 0.3, 0.2]))
+    (found,) = advice_of(rows(sharpness_share=[1.1, 1.0, 0.3, 0.2]))
     assert "from step 10 to 20" in found.words
 
 
@@ -76,7 +76,7 @@ def test_single_peaks_and_gaps_are_no_stretch(shares: list[Any]) -> None:
 
 def test_one_sharp_layer_is_named() -> None:
     place = "blocks.1"
-    (found,) = advice_of(rows(sharpness_share=[1.1, 1.2], sharpest=[place] * 2, sharpest_share=[0.8, 0.7]))
+    (found,) = advice_of(rows(sharpness_share=[1.1, 1.2], sharpest=[place] * 2, sharpest_share=[0.9, 0.8]))
     assert found.cause == LAYER and "lie in blocks.1: lower its rate" in found.words
 
 

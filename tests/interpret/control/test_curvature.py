@@ -187,6 +187,18 @@ def test_the_share_is_that_of_the_scaled_hessian() -> None:
     assert set(found.places) <= {name for name, weight in model.named_parameters() if weight.ndim > 1}
 
 
+def test_a_layer_with_a_far_higher_rate_is_where_the_loss_is_sharpest() -> None:
+    model = toy(num_layers=2)
+    fast = list(model.layers[1].parameters())
+    slow = [weight for weight in model.parameters() if not any(weight is each for each in fast)]
+    optimizer = torch.optim.AdamW([{"params": slow}, {"params": fast, "lr": 60 * RATE}], lr=RATE)
+    torch.autograd.backward(MeanLoss(model)(batch()))
+    optimizer.step()
+    found = measure_sharpness(model, [optimizer], batch(), torch.Generator().manual_seed(0), iterations=30)
+    layer, share = next(iter(found.layers.items()))
+    assert layer == "blocks.1" and share > 0.8
+
+
 def test_muons_scaling_maps_the_momentum_to_its_update() -> None:
     model = toy(d_ff=6).float()
     for weight in (model.layers[0].feed_forward.up_proj.weight, model.layers[0].feed_forward.down_proj.weight):

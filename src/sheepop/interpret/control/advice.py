@@ -15,9 +15,9 @@ Row = Mapping[str, Any]
 RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size", "scores", "dead heads", "dead units"
 """The causes that advice names."""
 NEAR_LIMIT = 0.9
-"""From this share of its limit on, a rate is too high."""
+"""From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for the limit."""
 _SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance
-_ONE_PLACE = 0.5  # of the sharpest direction, which then belongs to one layer
+_ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 _TIMES_TOO_SMALL = 2.0
 _FEWEST_BATCHES = 4  # for an interval of the noise scale
@@ -61,7 +61,7 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
-    streak = _streak(rows, "sharpness_share", NEAR_LIMIT)
+    streak = _streak(rows, "sharpness_share", 1.0)
     if not streak:
         return None
     # The middle one, because single batches may be far sharper.
@@ -72,7 +72,7 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
         f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
     )
     factor = max(2.0, 2.0 * share)
-    if middle["sharpest_share"] >= _ONE_PLACE and [row["sharpest"] for row in streak].count(layer) > len(streak) / 2:
+    if all(row["sharpest"] == layer and row["sharpest_share"] >= _ONE_PLACE for row in streak):
         words = (
             f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
             f"{layer}: lower its rate by an entry of training.layers, or divide training.learning_rate by "
