@@ -55,10 +55,8 @@ _GROUP = 8
 # Longest row that is chosen for a finished model, which may read far more tokens than fit into memory at once.
 MOST_ROW_TOKENS = 2048
 _FEW_WEIGHTS = 1_000_000
-# Held-out tokens of each validation in a run with a budget in minutes.
-_EVAL_TOKENS = 16_384
-# Tokens of the longest context that a memory of the text looks up.
-_MEMORY_CONTEXT = 24
+_EVAL_TOKENS = 16_384  # held-out tokens of each validation in a run with a budget in minutes
+_MEMORY_CONTEXT = 24  # tokens of the longest context that a memory of the text looks up
 
 
 @dataclass(frozen=True)

@@ -85,28 +85,26 @@ def resolved(
     `requested` are the settings before that, of which the recipe chose `chosen`. A budget in minutes began with
     `times`.
     """
-    batches, held_out_tokens = task.batches(), task.held_out_tokens
+    seq_len, held_out_tokens = task.batches().tokens_per_sample, task.held_out_tokens
     training = _with_compiler(resolve_compile(task.config.training, device), device, task.console)
     with torch.device("meta"):
         check_layers(dict(blank_model(task.config.model).named_parameters()), training.layers)
     chooses = task.origin is not None and not request.ranks.are_several
     training = in_memory(task, training, request.given, device, chooses_rows=chooses)
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
-    num_tokens = task.schedule.num_samples * batches.tokens_per_sample
-    timing, scored = besides_the_loop(
-        training, timing, times.elapsed, held_out_tokens, batches.tokens_per_sample, task.console, num_tokens
-    )
+    tokens = task.schedule.num_samples * seq_len
+    timing, scored = besides_the_loop(training, timing, times.elapsed, held_out_tokens, seq_len, task.console, tokens)
     settled = resolve_training(
         training,
         timing,
         device=device,
         num_samples=task.schedule.num_samples,
-        seq_len=batches.tokens_per_sample,
+        seq_len=seq_len,
         validation_tokens=min(held_out_tokens, training.eval_tokens or held_out_tokens),
     )
     _warn(requested, settled, held_out_tokens, task.console)
     seconds = loop_seconds(task.config.training, timing)
-    most = most_steps(task.config.training, task.schedule.num_samples, batches.tokens_per_sample)
+    most = most_steps(task.config.training, task.schedule.num_samples, seq_len)
     dtype = torch_dtype(settled.precision)
     record = RunRecord(
         corpus_fingerprint=task.fingerprint,
