@@ -32,7 +32,6 @@ from torch import Tensor
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
 from sheepop.checkpoint.gguf.native_decoding import Fill
 from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
-from sheepop.checkpoint.lazy_tensor import Memory
 from sheepop.core.errors import CheckpointError
 
 _MAGIC = b"GGUF"
@@ -54,7 +53,7 @@ _CHUNK = 2**24
 _PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 # How many numbers of a tensor are decoded at a time.
 _PIECE = 2**18
-_RELEASED = 2**23  # bytes of the file that are given back at a time
+_RELEASED = 2**21  # bytes of the file that are given back at a time
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
@@ -80,7 +79,7 @@ class Container:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self._is_closed, self._memory = Path(path), False, Memory()
+        self.path, self._is_closed = Path(path), False
         self._map = _map(self.path)
         try:
             with memoryview(self._map) as content:
@@ -146,8 +145,8 @@ class Container:
         return torch.from_numpy(np.frombuffer(record.file, np.uint8, size, start)), shape
 
     def _blocks(self, count: int, block: Tensor) -> Tensor:
-        """Memory for `count` blocks like `block` (1, n)."""
-        return torch.from_numpy(self._memory.take(count * block.nbytes)).view(block.dtype).view(count, -1)
+        """Memory for `count` blocks like `block` (1, n), for which NumPy asks the system for large pages."""
+        return torch.from_numpy(np.empty((count, block.nbytes), dtype=np.uint8)).view(block.dtype)
 
     def _decode(self, name: str, content: Tensor, parts: Sequence[Tensor], fill: Fill) -> None:
         """Fills the parts of all blocks (B, n), a piece at a time, which needs little memory besides."""
