@@ -107,7 +107,15 @@ def test_the_network_has_the_size_its_name_says(name: str, vocab_size: int | Non
 
 
 def test_no_recipe_is_left_out():
-    names = ["code-bpe", "gpt2-124m", "quick-characters", "reverse-and-sort", "shakespeare-characters", "web-corpus"]
+    names = [
+        "code-bpe",
+        "diverging",
+        "gpt2-124m",
+        "quick-characters",
+        "reverse-and-sort",
+        "shakespeare-characters",
+        "web-corpus",
+    ]
     assert [recipe.stem for recipe in RECIPES] == names
 
 

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sheepop.core.random import numpy_generator, torch_generator
 from sheepop.data import PackedBatches
-from sheepop.data.shards import DocumentView, TokenSource, TokenSplit
+from sheepop.data.shards import DocumentView, TokenSplit
 from sheepop.model import IGNORE_INDEX, Transformer
 from sheepop.model.corpus_index import CorpusIndex
 from sheepop.model.corpus_memory import CorpusMemory, Expected, Recalled
 from sheepop.train.config import MemoryConfig
+from sheepop.train.memory_documents import other_documents, reserved_documents
 from sheepop.train.precision import autocast
 from sheepop.train.tensor_batch import TensorBatch
 
-_SHARE = 50  # at most one token of so many is reserved
 _ROWS = 32  # read together
 _PASSES, _BATCH, _LEAST_STEPS = 6, 512, 300
 _RATE, _DECAY, _WARMUP = 6e-3, 1e-2, 50
@@ -48,30 +47,6 @@ class Observed:
         corrections = memory.corrections(self.recalled.rows(chosen), expected)
         grown = (expected.logprobs.exp() * torch.expm1(corrections)).sum(-1)
         return (torch.log1p(grown) - (corrections * self.is_token[chosen]).sum(-1) - self.logprobs[chosen]).mean()
-
-
-def reserved_documents(split: TokenSplit, config: MemoryConfig, seed: int) -> NDArray[np.int64]:
-    """The numbers of the documents that training leaves out, ascending: drawn at random, as many as there is room for.
-
-    Documents that are longer than the rest of the room are passed over, so a text of few documents may have none.
-    """
-    room, chosen = min(config.reserved_tokens, split.num_tokens // _SHARE), list[int]()
-    lengths = np.diff(split.offsets)
-    for number in numpy_generator(seed, "reserved documents").permutation(split.num_documents):
-        if lengths[number] <= room:
-            room -= int(lengths[number])
-            chosen.append(int(number))
-    return np.sort(np.array(chosen, dtype=np.int64))
-
-
-def other_documents(source: TokenSource, reserved: NDArray[np.int64]) -> DocumentView:
-    """The documents of a split, or of a view of one, that are not `reserved`."""
-    split, documents = (
-        (source.split, source.documents)
-        if isinstance(source, DocumentView)
-        else (source, np.arange(source.num_documents))
-    )
-    return DocumentView(split, np.setdiff1d(documents, reserved))
 
 
 def build_memory(

@@ -20,7 +20,7 @@ from sheepop.core.facts import counted
 from sheepop.interpret.control.jacobian import Jacobian
 from sheepop.interpret.trace import Stream, Trace
 from sheepop.model import EncoderDecoder, Transformer
-from sheepop.model.accounting.parameters import parameter_shapes
+from sheepop.model.accounting.cost import parameter_shapes
 from sheepop.model.probe import Observer, watch
 from sheepop.model.transformer import Passing
 from sheepop.tokenizer import Tokenizer

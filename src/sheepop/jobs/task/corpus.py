@@ -36,7 +36,8 @@ from sheepop.jobs.task.samples import (
 from sheepop.model import Transformer
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer
-from sheepop.train.memory_gate import build_memory, reserved_documents
+from sheepop.train.memory_documents import reserved_documents
+from sheepop.train.memory_gate import build_memory
 
 
 class CorpusTask(Task):

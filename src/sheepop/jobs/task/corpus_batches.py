@@ -34,7 +34,7 @@ from sheepop.data.mixing import SourceNumbers, SourcePattern
 from sheepop.data.shards import DocumentView, TokenSource
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.tokenizer import Tokenizer, load_tokenizer
-from sheepop.train.memory_gate import other_documents, reserved_documents
+from sheepop.train.memory_documents import other_documents, reserved_documents
 
 
 def open_corpus(config: SheepOpConfig, run: RunDirectory, console: Console, *, shrinks: bool = False) -> Corpus:
