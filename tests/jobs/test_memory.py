@@ -22,7 +22,7 @@ from sheepop.jobs.exchange import export_model
 from sheepop.jobs.generate import load_generator, score
 from sheepop.jobs.task.corpus_batches import build_schedule
 from sheepop.train.config import MemoryConfig
-from sheepop.train.memory_gate import reserved_documents
+from sheepop.train.memory_documents import reserved_documents
 
 from ..running import train, train_given
 

@@ -16,7 +16,8 @@ from sheepop.model.corpus_index import CorpusIndex
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.train import memory_gate
 from sheepop.train.config import MemoryConfig
-from sheepop.train.memory_gate import build_memory, observe, other_documents, reserved_documents
+from sheepop.train.memory_documents import other_documents, reserved_documents
+from sheepop.train.memory_gate import build_memory, observe
 from sheepop.train.validation import validate
 
 VOCABULARY, LENGTH = 40, 16
