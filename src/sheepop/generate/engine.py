@@ -233,8 +233,10 @@ class Engine:
 
     def _recalled(self, logits: Tensor, shares: Sequence[Share]) -> Tensor:
         """The logits, corrected by the memory in the rows of requests that use it."""
+        if self._memory is None:
+            return logits
         uses = [cast(Request, share.request).uses_memory for share in shares]
-        if self._memory is None or not len(logits) or not any(uses):
+        if not len(logits) or not any(uses):
             return logits
         counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
         rows = torch.tensor(uses).repeat_interleave(torch.tensor(counts)).to(logits.device)
