@@ -13,6 +13,7 @@ import torch
 
 from sheepop.serve.config import ServerConfig
 
+from ..command_line import in_process
 from .conftest import Live, model_of
 
 KEY = {"Authorization": "Bearer a-long-random-word"}
@@ -160,3 +161,12 @@ def test_a_template_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(TokenizerError, match=r"none\.jinja"):
         tiny("plain", CharTokenizer(), ServerConfig(chat_template=str(tmp_path / "none.jinja")))
+
+
+def test_the_key_of_the_environment_is_that_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr("sheepop.cli.serve.start", lambda models, options, *_, **__: given.append(options["server"]))
+    monkeypatch.setenv("SHEEPOP_API_KEY", "key of the environment")
+    assert in_process("serve", "runs/mine").code == 0
+    assert in_process("serve", "runs/mine", "--api-key", "key of the option").code == 0
+    assert [server["api_key"] for server in given] == ["key of the environment", "key of the option"]

@@ -10,7 +10,14 @@ import typer
 from sheepop.cli.options import Json, Quiet, make_console, print_json, print_text
 from sheepop.core.errors import UsageError
 
-SHARES = ("cut", "left", "failed", "empty", "repetitive", "bad")
+_SHARES = {
+    "cut": "cut at the length limit",
+    "left": "client left",
+    "failed": "failed",
+    "empty": "empty",
+    "repetitive": "repeat themselves",
+    "bad": "bad, of those with votes",
+}
 _FIRED = 1
 
 
@@ -62,7 +69,7 @@ def monitor(
     from sheepop.jobs import monitor as job
     from sheepop.monitor.figures import Alert
 
-    alerts = [Alert.of(text, SHARES) for text in alert or ()]
+    alerts = [Alert.of(text, _SHARES) for text in alert or ()]
     console = make_console(quiet)
     if to is None:
         if output or unvoted or leave_out or overwrite:
@@ -103,15 +110,7 @@ def _lines(found: object) -> list[str]:
     from sheepop.monitor.figures import Figures
 
     assert isinstance(found, Figures)
-    names = {
-        "cut": "cut at the length limit",
-        "left": "client left",
-        "failed": "failed",
-        "empty": "empty",
-        "repetitive": "repeat themselves",
-        "bad": "bad, of those with votes",
-    }
-    lines = [f"  {names[name]:<28}{'-' if share is None else share}" for name, share in found.shares.items()]
+    lines = [f"  {_SHARES[name]:<28}{'-' if share is None else share}" for name, share in found.shares.items()]
     lines += [f"  {name:<28}{middle:,.0f}, 95% below {high:,.0f}" for name, (middle, high) in found.lengths.items()]
     lines += [f"  {name:<28}{middle:.2f} s, 95% below {high:.2f} s" for name, (middle, high) in found.times.items()]
     if found.mean_logprob is not None:

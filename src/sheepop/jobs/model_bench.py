@@ -44,7 +44,7 @@ class _Measured:
     operations: float
 
     def row(self, bandwidth: float, peak: float) -> dict[str, Any]:
-        """The result as plain data; the larger share, if it is half or more, names the wall."""
+        """Returns the result as plain data; a share of half or more names the wall, the larger one if both are."""
         shares = {
             "memory": share_of_peak(self.bytes / self.seconds, bandwidth),
             "arithmetic": share_of_peak(self.operations / self.seconds, peak),

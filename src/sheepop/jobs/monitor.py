@@ -50,7 +50,7 @@ class RowsWritten:
 
 
 def monitor(directory: str | Path, *, model: str | None = None, alerts: Sequence[Alert] = ()) -> Monitored:
-    """Reads the log of a server; raises `DataError` if it has no answers, or none of `model`."""
+    """Returns the figures of the models in a log; raises `DataError` if it has no answers, or none of `model`."""
     faults = LogFaults()
     by_model: dict[str, list[Answered]] = defaultdict(list)
     for each in _answers(directory, model, faults):

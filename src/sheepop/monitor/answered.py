@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sheepop.data.conversations import LogFaults, read_log
-
-Message = Mapping[str, Any]
+from sheepop.tokenizer.messages import Message, message_text
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,12 @@ class Answered:
         """The text of the prompt, or of the last message of the conversation."""
         if isinstance(self.prompt, str):
             return self.prompt
-        return _text(self.prompt[-1]) if self.prompt else ""
+        return message_text(self.prompt[-1]) if self.prompt else ""
 
     @property
     def text(self) -> str:
         """The text of the answer."""
-        return self.answer if isinstance(self.answer, str) else _text(self.answer)
+        return self.answer if isinstance(self.answer, str) else message_text(self.answer)
 
 
 def read_answers(directory: str | Path, faults: LogFaults) -> Iterator[Answered]:
@@ -77,8 +75,3 @@ def read_answers(directory: str | Path, faults: LogFaults) -> Iterator[Answered]
                 counts[key],
                 sums[key],
             )
-
-
-def _text(message: Message) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

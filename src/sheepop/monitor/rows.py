@@ -11,7 +11,8 @@ import orjson
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.data.duplicates.search import jaccard
 from sheepop.data.duplicates.signatures import band_hashes, compared_shingles, minima
-from sheepop.monitor.answered import Answered, Message
+from sheepop.monitor.answered import Answered
+from sheepop.tokenizer.messages import Message
 
 Kind = Literal["sft", "preferences", "eval"]
 

@@ -43,7 +43,7 @@ _LEAST_COLUMN = 3
 
 
 class PageWords(NamedTuple):
-    """The words in the order of the file, placed on the page as `frame` turns it; counts unknown characters."""
+    """The words in the order of the file, on the page as `frame` turns it, and the number of unknown characters."""
 
     words: list[Word]
     frame: PageFrame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
@@ -13,20 +14,20 @@ from sheepop.interpret.pictures import Picture
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class Finding(ABC):
     """The result of an analysis. `notes` are sentences about what was done to the model before."""
 
     verb: ClassVar[str]
     derived: ClassVar[tuple[str, ...]] = ()
     notes: tuple[str, ...]
 
+    @abstractmethod
     def table(self) -> list[str]:
         """The lines of a table for a terminal."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sentences(self) -> list[str]:
         """What the numbers say, in words."""
-        raise NotImplementedError
 
     def pictures(self) -> Iterator[Picture]:
         """Pictures of the numbers; none by default."""

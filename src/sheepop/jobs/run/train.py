@@ -153,7 +153,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             scores = run.task.score(model, held_out, run.device, **how)
             remembered = None
             if memory is not None:
-                remembered = run.task.score_with_memory(model, memory, held_out, run.device, **how)
+                remembered = run.task.score(model, held_out, run.device, memory=memory, **how)
         # The scores are the last rows of the metrics; more steps will replace them.
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as log:
             log.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})

@@ -168,10 +168,12 @@ class Task(ABC):
         max_tokens: int | None = None,
         on_batch: Callable[[int], None] | None = None,
         ranks: Ranks = ALONE,
+        memory: CorpusMemory | None = None,
     ) -> Scores:
         """Scores a model on these rows, or on about `max_tokens` tokens of them: how well it predicts the labels.
 
-        Several `ranks` share the rows. `on_batch` is called with the number of rows scored since the last call.
+        A `memory` corrects its predictions. Several `ranks` share the rows. `on_batch` is called with the number of
+        rows scored since the last call.
         """
         return validate(
             model,
@@ -183,34 +185,12 @@ class Task(ABC):
             max_tokens=max_tokens,
             on_batch=on_batch,
             ranks=ranks,
+            memory=memory,
         )
 
     def memory(self, model: Transformer) -> CorpusMemory | None:
         """The memory of the training text for the finished model; None if the settings ask for none."""
         return None
-
-    def score_with_memory(
-        self,
-        model: Transformer,
-        memory: CorpusMemory,
-        held_out: Batches,
-        device: str,
-        *,
-        max_tokens: int | None = None,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> Scores:
-        """Scores a model with its memory, in one process; see `score`."""
-        return validate(
-            model,
-            held_out,
-            self.tokenizer().byte_lengths(),
-            batch_size=self.evaluation_batch,
-            precision=self.config.training.precision,
-            device=device,
-            max_tokens=max_tokens,
-            on_batch=on_batch,
-            memory=memory,
-        )
 
     @property
     def evaluation_batch(self) -> int:
