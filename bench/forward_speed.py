@@ -187,7 +187,8 @@ def contestants(
         CharTokenizer().save(Path(folder) / "theirs")
         import_model(Path(folder) / "theirs", Path(folder) / "ours")
         ours = load_model(Path(folder) / "ours", device).model.to(dtype)
-    theirs.to(device, dtype)
+        # `theirs.to(dtype)` would round the angles of the positions as well.
+        theirs = type(theirs).from_pretrained(Path(folder) / "theirs", dtype=dtype).to(device).eval()
     yield lambda tokens: theirs(input_ids=tokens, use_cache=False).logits, ours
 
 

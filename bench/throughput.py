@@ -1,6 +1,7 @@
 """How many tokens a second the engine writes for many requests that arrive together, in the shape of Qwen3 0.6B.
 
 python bench/throughput.py --device cuda --json bench/results/throughput.json
+python bench/throughput.py --device cuda --cache-dtypes auto int8 fp8
 python bench/throughput.py --requests 4 --most 64
 
 The weights are drawn. Prompts have 100 to 1,024 tokens and as many are written, drawn anew for each request, which is
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import get_args
 
 import numpy as np
 import torch
 
 from record import add_json_option, write_record
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.config import CacheDtype
 from sheepop.model import ModelConfig, build_model
 from sheepop.tokenizer import CharTokenizer
 
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1024, help="tokens of the longest prompt and text")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--cache-dtypes", nargs="+", choices=get_args(CacheDtype), default=["auto"])
     parser.add_argument("--seed", type=int, default=0)
     add_json_option(parser)
     options = parser.parse_args()
@@ -58,15 +62,18 @@ def main() -> None:
         drawn.integers(4, 128, drawn.integers(least, options.most + 1)).tolist() for _ in range(options.requests)
     ]
     counts = [int(count) for count in drawn.integers(least, options.most + 1, options.requests)]
-    configs = [GenerationConfig(temperature=0.6, max_new_tokens=n, min_new_tokens=n, seed=1) for n in counts]
-    generator.generate(prompts[:2], GenerationConfig(max_new_tokens=8, min_new_tokens=8, seed=1))
-    begin = time.perf_counter()
-    generator.generate(prompts, configs)
-    seconds = time.perf_counter() - begin
     read, written = sum(map(len, prompts)), sum(counts)
-    work = f"{options.requests} requests, {options.dtype}, {options.device}: {read:,} tokens read, {written:,} written"
-    print(f"{work} in {seconds:,.1f} s, {written / seconds:,.0f} tokens a second")
-    numbers = {"requests": options.requests, "read": read, "written": written, "seconds": seconds}
+    print(f"{options.requests} requests, {options.dtype}, {options.device}: {read:,} tokens read, {written:,} written")
+    taken: dict[str, float] = {}
+    for cache_dtype in options.cache_dtypes:
+        config = GenerationConfig(temperature=0.6, seed=1, cache_dtype=cache_dtype)
+        configs = [config.replace(max_new_tokens=n, min_new_tokens=n) for n in counts]
+        generator.generate(prompts[:2], config.replace(max_new_tokens=8, min_new_tokens=8))
+        begin = time.perf_counter()
+        generator.generate(prompts, configs)
+        seconds = taken[cache_dtype] = time.perf_counter() - begin
+        print(f"cache {cache_dtype}: {seconds:,.1f} s, {written / seconds:,.0f} tokens a second", flush=True)
+    numbers = {"requests": options.requests, "read": read, "written": written, "seconds": taken}
     write_record(options.json, {**numbers, "device": options.device, "dtype": options.dtype})
 
 
