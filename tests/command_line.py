@@ -115,7 +115,7 @@ while True:
                 os.dup2(stream, number)
                 os.close(stream)
             for number, name in enumerate(("stdin", "stdout", "stderr")):
-                buffering = 1 if number and os.isatty(number) else -1
+                buffering = 1 if number == 2 or number and os.isatty(number) else -1  # as Python opens them
                 stream = open(number, "w" if number else "r", buffering, encoding="utf-8", closefd=False)
                 setattr(sys, name, stream)
                 setattr(sys, f"__{name}__", stream)
