@@ -90,12 +90,7 @@ def clipped_policy_loss(
 
 
 def bounded_weight_loss(
-    log_probabilities: Tensor,
-    log_ratios: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    log_probabilities: Tensor, log_ratios: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> tuple[Tensor, Tensor]:
     """CISPO's ``-A clip(rho, 1 - low, 1 + high) log pi``, and where rho was clipped (B, T).
 

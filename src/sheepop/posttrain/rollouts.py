@@ -190,9 +190,8 @@ class RolloutSource(StepSource):
             numbers[REFERENCE] = reference
         if values is not None:
             numbers[VALUES] = values
-        batch = self._batch
         arrays = {name: tensor.float().numpy() for name, tensor in numbers.items()}
-        self._batch = replace(batch, numbers=arrays)
+        self._batch = replace(self._batch, numbers=arrays)
         self._metrics |= {**self.method.metrics(), "preparation_seconds": time.monotonic() - started}
 
     def _reads_log_probabilities(self, policy: PolicyObjective) -> bool:
