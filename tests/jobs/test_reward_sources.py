@@ -103,7 +103,9 @@ def test_a_judge_whose_server_fails(waits: list[float], reply: str, problem: str
         with pytest.raises(TrainingError, match=f"gave no grade for the answer 'Three.', but: .*{problem}"):
             opened(url)([SHORT])
         assert (len(asked), waits) == (attempts, [1.0, 2.0, 4.0, 8.0][: attempts - 1])
-        assert opened(url, may_fail=True)([SHORT]) == [None]
+        may_fail = opened(url, may_fail=True)
+        assert may_fail([SHORT]) == [None]
+        assert re.search(problem, may_fail.failure)
 
 
 def test_a_judge_that_hangs_is_given_up_after_its_time(waits: list[float]) -> None:

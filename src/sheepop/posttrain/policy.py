@@ -62,14 +62,9 @@ class AnswerBatch(WholeRows):
     def rows(self, chosen: NDArray[np.int64] | slice) -> AnswerBatch:
         """Selects answers and cuts off the padding that all of them share."""
         lengths = self.lengths[chosen]
-        length = int(lengths.max(initial=1))
-        return AnswerBatch.of(
-            self.input_ids[chosen][:, :length],
-            self.labels[chosen][:, :length],
-            lengths,
-            {name: values[chosen][:, :length] for name, values in self.numbers.items()},
-            self.document_ids[chosen][:, :length],
-        )
+        cut = chosen, slice(int(lengths.max(initial=1)))
+        numbers = {name: values[cut] for name, values in self.numbers.items()}
+        return AnswerBatch.of(self.input_ids[cut], self.labels[cut], lengths, numbers, self.document_ids[cut])
 
 
 def no_numbers(shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:

@@ -48,7 +48,12 @@ class Answer:
 
 
 class Reward(Protocol):
-    """A source of rewards; higher is better. Inherit `close` if there is no process to end."""
+    """A source of rewards; higher is better. Inherit `close` if there is no process to end.
+
+    `failure` says why it did not judge an answer, the last time that it failed.
+    """
+
+    failure: str = ""
 
     def __call__(self, answers: Sequence[Answer]) -> list[float | None]:
         """Returns one finite number per answer, or None for one that it does not judge.
@@ -160,9 +165,7 @@ class Writer:
             answered(question, done.prompt, done.text, done.token_ids)
             for question, done in zip(repeats, completions, strict=True)
         ]
-        spans = [
-            (len(question.token_ids), len(answer.token_ids)) for question, answer in zip(repeats, answers, strict=True)
-        ]
+        spans = [(len(asked.token_ids), len(said.token_ids)) for asked, said in zip(repeats, answers, strict=True)]
         transcripts = [Transcript(answer.token_ids, [span]) for answer, span in zip(answers, spans, strict=True)]
         finished = [done.finish_reason == "stop" for done in completions]
         return self._rewarded(answers, transcripts, finished, [done.logprobs for done in completions])
@@ -193,7 +196,9 @@ class Writer:
             for part, answer in zip(parts, answers, strict=True)
         ]
         if self._weights and not np.isfinite(rewards).any():
-            raise TrainingError(f"{' and '.join(self._weights)} judged none of {counted(len(answers), 'answer')}")
+            failures = [f". {reward.failure}" for _, reward in self.rewards.values() if reward.failure]
+            judges = " and ".join(self._weights)
+            raise TrainingError(f"{judges} judged none of {counted(len(answers), 'answer')}{''.join(failures)}")
         return Written(answers, transcripts, finished, rewards, parts, logprobs)
 
     def _judged(self, answers: Sequence[Answer]) -> list[dict[str, float | None]]:

@@ -94,8 +94,10 @@ class ProgramReward(Reward):
                     self._thread.submit(self._ask, answers[len(found) :], found).result()
                 return checked(found, answers, str(self._path))
             except BoundedProcessError as error:
+                failure = self._failure(error, answers, len(found))
                 if not (self._may_fail and answers):
-                    raise self._failure(error, answers, len(found)) from None
+                    raise failure from None
+                self.failure = str(failure)
                 found += [None] * (len(answers) - len(found) if self._takes_all else 1)
 
     def _ask(self, answers: Sequence[Answer], found: list[Any]) -> list[Any]:
@@ -139,9 +141,10 @@ class EndpointReward(Reward):
                 attempts=_ATTEMPTS if answers else 1,
             )
         except DataError as error:
+            self.failure = f"Answers cannot be judged: {error}"
             if self._may_fail and answers:
                 return [None] * len(answers)
-            raise TrainingError(f"Answers cannot be judged: {error}") from None
+            raise TrainingError(self.failure) from None
         if not isinstance(rewards, list):
             raise TrainingError(f'{self._url} did not reply with an object {{"rewards": [...]}}')
         return checked(rewards, answers, self._url)
@@ -172,11 +175,13 @@ class JudgeReward(Reward):
         ):
             if grade is not None:
                 rewards[question] = (grade - 1) / 9
-            elif not self._may_fail:
-                raise TrainingError(
-                    f"The judge {self._config.by} gave no grade for {shown([new[question]], 0)}, but: "
-                    f"{reply[:_REPLY_CHARACTERS]!r}"
-                )
+                continue
+            self.failure = (
+                f"The judge {self._config.by} gave no grade for {shown([new[question]], 0)}, but: "
+                f"{reply[:_REPLY_CHARACTERS]!r}"
+            )
+            if not self._may_fail:
+                raise TrainingError(self.failure)
         self._known = dict(list(rewards.items())[-_MOST_KNOWN:])
         return [rewards.get(question) for question in questions]
 
@@ -225,9 +230,10 @@ class CodeReward(Reward):
         try:
             verdict = self._sandbox.run(programs[-1], tests="\n".join(tests), limits=self._limits)
         except UsageError as error:
+            self.failure = f"The program of {shown([answer], 0)} cannot be tested: {error}"
             if self._may_fail:
                 return None
-            raise TrainingError(f"The program of {shown([answer], 0)} cannot be tested: {error}") from None
+            raise TrainingError(self.failure) from None
         if verdict.outcome == "timeout" and self._config.timeouts == "missing":
             return None
         return float(verdict.outcome == "passed")
