@@ -101,5 +101,5 @@ def test_one_sees_the_decision_before_a_run(tuned: Callable[..., Path]) -> None:
 
 
 def test_a_ready_template_needs_the_tokens_of_the_model(tuned: Callable[..., Path]) -> None:
-    with pytest.raises(TokenizerError, match=r"tuning\.chat_template = chatml needs the special token <\|im_start\|>"):
+    with pytest.raises(TokenizerError, match=r"chat template chatml needs the special token <\|im_start\|>"):
         tuned("none", "tuning.chat_template=chatml")

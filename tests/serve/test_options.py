@@ -11,10 +11,16 @@ import httpx
 import pytest
 import torch
 
+from sheepop.checkpoint import LoadedModel
+from sheepop.core.errors import TokenizerError
+from sheepop.model import ModelConfig, build_model
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.served_model import ServedModel
+from sheepop.tokenizer import ByteLevelBPE, CharTokenizer
+from sheepop.tokenizer.ready_templates import READY
 
 from ..command_line import in_process
-from .conftest import Live, model_of
+from .conftest import Live, model_of, tiny
 
 KEY = {"Authorization": "Bearer a-long-random-word"}
 SAID = [{"role": "user", "content": "Hi"}]
@@ -170,3 +176,26 @@ def test_the_key_of_the_environment_is_that_of_the_option(monkeypatch: pytest.Mo
     assert in_process("serve", "runs/mine").code == 0
     assert in_process("serve", "runs/mine", "--api-key", "key of the option").code == 0
     assert [server["api_key"] for server in given] == ["key of the environment", "key of the option"]
+
+
+def test_the_turns_of_a_ready_template_end_answers(tmp_path: Path) -> None:
+    (tmp_path / "chatml.jinja").write_text(READY["chatml"].template())
+    tokenizer = ByteLevelBPE.train(["user assistant\n"] * 9, 272, ["<|im_start|>", "<|im_end|>"])
+    end = tokenizer.special_tokens["<|im_end|>"]
+    network = build_model(ModelConfig(vocab_size=272, d_model=16, num_layers=1, num_heads=2, max_seq_len=64), 1).eval()
+    loaded = LoadedModel(network, tokenizer, network.config, {}, Path(), ())
+    # The same template from a file says nothing of the token's meaning.
+    for template, reason in (("chatml", "stop"), (str(tmp_path / "chatml.jinja"), "length")):
+        config = ServerConfig(chat_template=template)
+        live = Live(config, models=("chat",), load=lambda name, config=config: ServedModel(name, loaded, config))
+        try:
+            body = {"model": "chat", "messages": SAID, "max_tokens": 3, "logit_bias": {str(end): 100}}
+            (choice,) = httpx.post(f"{live.url}/v1/chat/completions", json=body).json()["choices"]
+        finally:
+            live.close()
+        assert (choice["finish_reason"], choice["message"]["content"]) == (reason, "")
+
+
+def test_a_ready_template_needs_the_tokens_of_the_model() -> None:
+    with pytest.raises(TokenizerError, match=r"The chat template llama3 needs the special token <\|begin_of_text\|>"):
+        tiny("plain", CharTokenizer(), ServerConfig(chat_template="llama3"))

@@ -95,8 +95,12 @@ def serve(
         ),
     ] = None,
     chat_template: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A chat template in Jinja.", show_default="the model's"),
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="A chat template in Jinja, or chatml, gemma or llama3 for a model without one.",
+            show_default="the model's",
+        ),
     ] = None,
     chat_template_kwargs: TemplateVariables = None,
     config: ConfigFile = None,
@@ -136,7 +140,7 @@ def serve(
         "host": host, "port": port, "api_keys": api_keys and str(api_keys), "api_key": api_key, "engine": engine,
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
         "log": log and str(log),
-        "chat_template": chat_template and str(chat_template), "memory_budget": memory_budget,
+        "chat_template": chat_template, "memory_budget": memory_budget,
         "cache_dtype": cache_dtype,
         "keep_alive": keep_alive, "adapter_directory": adapter_directory and str(adapter_directory),
         "aliases": _aliased(alias) if alias else None,

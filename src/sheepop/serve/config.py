@@ -62,7 +62,8 @@ class ServerConfig(Config):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat templates to read, such as `{enable_thinking: false}`, unless a request gives others."""
     chat_template: PathText | None = None
-    """A file with a chat template in Jinja, for all models; `null` is each model's own."""
+    """A file with a chat template in Jinja, or a ready one by name (`chatml`, `gemma`, `llama3`), for all models;
+    `null` is each model's own."""
     answer_format: Literal[
         "auto", "harmony", "deepseek", "dsml", "kimi", "minimax", "cohere", "command_r", "lfm2", "granite", "nemotron",
         "jamba", "olmo", "internlm", "seed", "mistral", "gemma", "function_gemma", "llama3", "hermes", "json",

@@ -29,6 +29,7 @@ from sheepop.serve.logprobs import Tokens
 from sheepop.serve.worker import EngineWorker, SideWork
 from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.chat import free_variables
+from sheepop.tokenizer.ready_templates import ends_of_turns, named_template
 
 T = TypeVar("T")
 _TOKENS_PER_PASS = 2048  # of embeddings
@@ -53,11 +54,12 @@ class ServedModel:
         cache_bytes: int | None = None,
     ) -> None:
         self.name, self.loaded, self.base = name, loaded, base
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer, chosen = loaded.tokenizer, config.chat_template
+        source = None if chosen is None else named_template(chosen, loaded.tokenizer)
         self.generator = Generator(
             loaded.model,
             loaded.tokenizer,
-            end_ids=loaded.end_ids,
+            end_ids=(*loaded.end_ids, *ends_of_turns(chosen, loaded.tokenizer)),
             defaults=model_defaults(loaded.generation, str(loaded.directory / GENERATION)),
             max_seq_len=config.max_model_len,
             memory=None if base is not None else loaded.memory,
@@ -86,10 +88,8 @@ class ServedModel:
         self._scoring = SideWork(f"embeddings of {name}", threads=1, most=max(config.max_waiting, _FEWEST))
         self.template: ChatTemplate | None = None
         # Without a template, a model still continues texts, but nothing would read the variables.
-        with suppress(*(() if config.chat_template_kwargs or config.chat_template else (TokenizerError,))):
-            self.template = ChatTemplate.of(
-                loaded.tokenizer, variables=config.chat_template_kwargs, file=config.chat_template
-            )
+        with suppress(*(() if config.chat_template_kwargs or chosen else (TokenizerError,))):
+            self.template = ChatTemplate.of(loaded.tokenizer, variables=config.chat_template_kwargs, source=source)
         self.sections = format_of("" if self.template is None else self.template.source, config.answer_format)
 
     def shown_ids(self, sections: Sequence[Section]) -> frozenset[int]:

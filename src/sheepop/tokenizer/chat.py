@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sheepop.core.bounded import BoundedProcess, BoundedProcessError, HandlerError, MemoryLimitError, TimeLimitError
@@ -16,7 +15,7 @@ from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.tokenizer.chat_forms import REASONING, as_template_reads, forms_of, with_parts, without_null
 from sheepop.tokenizer.interface import CHAT_TEMPLATE, SETTINGS_FILE, Tokenizer
 from sheepop.tokenizer.messages import Message
-from sheepop.tokenizer.settings import LARGEST_TEMPLATE, read_text
+from sheepop.tokenizer.settings import LARGEST_TEMPLATE
 from sheepop.tokenizer.spelled import SpelledTokens
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
@@ -90,14 +89,14 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         name: str | None = None,
         variables: Mapping[str, Any] | None = None,
-        file: str | Path | None = None,
+        source: str | None = None,
     ) -> ChatTemplate:
-        """The chat templates in the settings of a model's tokenizer, or the one in `file`.
+        """The chat templates in the settings of a model's tokenizer, or the one with the text `source`.
 
         `name` chooses one, and `variables` are for the template to read, such as ``enable_thinking``. Raises
         `TokenizerError` if there is no template, or none of that name.
         """
-        templates = chat_templates(tokenizer) if file is None else {_DEFAULT: read_text(Path(file), LARGEST_TEMPLATE)}
+        templates = chat_templates(tokenizer) if source is None else {_DEFAULT: source}
         if not templates:
             raise TokenizerError(
                 f"This model has no chat template: neither {SETTINGS_FILE} nor a chat_template.jinja has one. Use a "

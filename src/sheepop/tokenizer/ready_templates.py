@@ -101,7 +101,12 @@ def named_template(name: str, tokenizer: Tokenizer) -> str:
     if missing:
         known = fitting(tokenizer)
         raise TokenizerError(
-            f"tuning.chat_template = {name} needs the special token {missing[0]}, which the model does not have. "
+            f"The chat template {name} needs the special token {missing[0]}, which the model does not have. "
             + (f"It has those of {', '.join(known)}." if known else "Leave it out, or give a file.")
         )
     return READY[name].template()
+
+
+def ends_of_turns(name: str | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that ends a turn of the ready template `name`; nothing for another template, whose model knows it."""
+    return (tokenizer.special_tokens[READY[name].end],) if name in READY else ()
