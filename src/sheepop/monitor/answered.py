@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sheepop.data.conversations import LogFaults, read_log
+from sheepop.monitor.log import LogFaults, read_log
 from sheepop.tokenizer.messages import Message, message_text
 
 

@@ -1,4 +1,4 @@
-"""The record of a server's answers and of its clients' votes on them; the format is `sheepop.data.conversations`."""
+"""The record of answers and of votes on them; `sheepop.serve.conversation_log` has the format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from sheepop.core.errors import StorageError
-from sheepop.data.conversations import ConversationLog
+from sheepop.serve.conversation_log import ConversationLog
 from sheepop.generate.updates import Update
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import Answer

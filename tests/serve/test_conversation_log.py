@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError, OutputError, StorageError
-from sheepop.data import conversations
-from sheepop.data.conversations import SUFFIX, ConversationLog, LogFaults, check_sum, read_log
+from sheepop.monitor.log import LogFaults, read_log
+from sheepop.serve import conversation_log
+from sheepop.serve.conversation_log import SUFFIX, ConversationLog, check_sum
 
 _OPEN: list[ConversationLog] = []
 
@@ -116,7 +117,7 @@ def test_a_check_sum_is_that_of_the_line_and_of_its_file(tmp_path: Path) -> None
 
 
 def test_old_files_and_those_that_exceed_the_room_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "_FILE_BYTES", 2000)
+    monkeypatch.setattr(conversation_log, "_FILE_BYTES", 2000)
     old = written(tmp_path, 2)
     os.utime(old, (time.time() - 3 * 86400,) * 2)
     log = made(tmp_path, max_bytes=10_000, max_days=2)
