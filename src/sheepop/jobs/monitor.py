@@ -14,10 +14,10 @@ from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.decontamination import load_evaluation_sets
-from sheepop.monitor.log import LogFaults
 from sheepop.data.duplicates.config import NearDuplicatesConfig
 from sheepop.monitor.answered import Answered, read_answers
 from sheepop.monitor.figures import Alert, Figures, figures
+from sheepop.monitor.log import LogFaults
 from sheepop.monitor.rows import (
     Kind,
     evaluation_rows,

@@ -16,12 +16,12 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from sheepop.core.errors import StorageError
-from sheepop.serve.conversation_log import ConversationLog
 from sheepop.generate.updates import Update
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import Answer
 from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.conversation_log import ConversationLog
 from sheepop.serve.metrics import Metrics
 from sheepop.serve.pieces import ChatPieces, TextPieces, number_of
 from sheepop.serve.protocol import ApiError, CompletionRequest, RequestModel, SamplingRequest
