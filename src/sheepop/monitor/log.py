@@ -18,14 +18,18 @@ _LONGEST_LINE = 64 * 2**20
 
 @dataclass
 class LogFaults:
-    """The number of lines that a reader left out because they were changed or cut, and of those that are missing."""
+    """The number of lines that a reader left out because they were changed or cut, or lack what a record of their kind
+    has, and of those that are missing.
+    """
 
     changed: int = 0
     cut: int = 0
     missing: int = 0
+    unknown: int = 0
 
     def __str__(self) -> str:
-        found = {"changed": self.changed, "cut off": self.cut, "missing": self.missing}
+        found = {"changed": self.changed, "cut off": self.cut, "missing": self.missing,
+                 "of an unknown form": self.unknown}  # fmt: skip
         return ", ".join(f"{count} {name}" for name, count in found.items() if count)
 
 
