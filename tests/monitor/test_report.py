@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
+import sheepop
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import DataError, UsageError
-from sheepop.jobs.monitor import compare, monitor
+from sheepop.jobs.config import load_config
+from sheepop.jobs.monitor import _texts_of_run, compare, monitor
+from sheepop.jobs.run.record import write_run_config
 from sheepop.monitor.answered import read_answers
 from sheepop.monitor.figures import Alert
+from sheepop.monitor.hidden_states import mean_states
 from sheepop.monitor.log import LogFaults
 from sheepop.serve.conversation_log import SUFFIX, check_sum
 
 from ..command_line import in_process
+from ..running import train
 from .conftest import Say
 from .test_drift import KNOWN, STRANGE, text
 from .test_review import HOSTILE
@@ -93,6 +101,39 @@ def test_prompts_are_compared_with_a_corpus(log: Path, say: Say, tmp_path: Path)
     assert in_process("monitor", log, "--alert", "drift>0.5").code == 2
     with pytest.raises(DataError, match="neither a corpus nor a run"):
         compare(list(read_answers(log, LogFaults())), tmp_path)
+
+
+def test_prompts_are_compared_by_the_hidden_states_of_a_run(
+    text_folder: Path, tiny: tuple[str, ...], say: Say, tmp_path: Path
+) -> None:
+    run, tuned = tmp_path / "run", tmp_path / "tuned"
+    train(load_config(overrides=(*tiny, f"data.paths={text_folder}", f"output_dir={run}", "device=cpu")))
+    for number in range(60):
+        say(f"Sheep number {number % 30} jumps over", "the fence.", votes=(1,))
+    answers = list(read_answers(tmp_path / "log", LogFaults()))
+    alike = compare(answers, run, device="cpu")
+    assert set(alike) == {"words", "hidden states"}
+    lm = sheepop.load(run, device="cpu")
+    texts = ["Sheep", "Sheep number 1 jumps over the fence and the hill and", "the fence"]
+    states = mean_states(lm.model, lm.tokenizer, texts)
+    for given, state in zip(texts, states, strict=True):
+        ids = lm.tokenizer.encode(given)[: lm.config.max_seq_len]
+        with torch.inference_mode():
+            expected = lm.model.hidden_states(torch.tensor([ids]))[0].mean(0)
+        assert state == pytest.approx(expected.numpy(), abs=1e-5)
+    strange = [replace(each, prompt=f"{each.asked[::-1]}") for each in answers]
+    found = compare(strange, run, device="cpu")
+    assert all(each.is_certain for each in found.values())
+    # A tuned run was trained on the prompts of its rows.
+    rows = [{"prompt": f"Sheep {number}", "completion": " jumps"} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load_config(overrides=(f"data.paths={tmp_path / 'rows.jsonl'}", f"output_dir={tuned}"))
+    (tuned / "checkpoints").mkdir(parents=True)
+    write_run_config(RunDirectory(tuned), config)
+    assert sorted(_texts_of_run(tuned)) == sorted(row["prompt"] for row in rows)
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(DataError, match="is not here any more"):
+        list(_texts_of_run(tuned))
 
 
 def test_records_of_another_form_are_counted_and_the_others_are_read(log: Path) -> None:

@@ -154,6 +154,31 @@ def test_a_full_disk_costs_the_records_of_that_time_alone(tmp_path: Path) -> Non
     assert found == [0, 2] and faults == LogFaults(cut=1)
 
 
+def test_a_file_that_the_server_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_log, "_FILE_BYTES", 1000)
+    log = made(tmp_path)
+    for number in range(60):
+        log.append({"n": number})
+    faults = LogFaults()
+    reading = read_log(tmp_path, faults)
+    first = next(reading).record["n"]
+    path = sorted(tmp_path.iterdir())[1]
+    lost = [json.loads(line)["n"] for line in path.read_text().splitlines()[1:]]
+    path.unlink()
+    assert [first, *(logged.record["n"] for logged in reading)] == [n for n in range(60) if n not in lost]
+    assert lost and faults == LogFaults()
+
+
+@pytest.mark.parametrize("content", [b"[1", b'{"number":"1"', b'{"a":' + b"[" * 5000, b"\xff", b"{"])
+def test_a_line_with_a_right_check_sum_and_no_record_is_counted(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, 2)
+    with path.open("ab") as file:
+        file.write(content + b',"check":"' + check_sum(path.name, content) + b'"}\n')
+    assert read(tmp_path) == ([0, 1], LogFaults(changed=1))
+
+
 def test_what_is_no_log_or_a_newer_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no log"):
         list(read_log(tmp_path, LogFaults()))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from sheepop.core.files import storage_errors
+from sheepop.core.errors import DataError
 from sheepop.core.json_lines import BadLine, parsed_lines
 from sheepop.monitor.answered import Answered
 from sheepop.serve.protocol import RequestModel
@@ -40,18 +40,24 @@ Decisions = Mapping[tuple[str, int], Decision]
 
 
 def read_decisions(directory: str | Path) -> tuple[dict[tuple[str, int], Decision], int]:
-    """The last decision on each answer, and the number of lines that are no decision; none without the file."""
+    """The last decision on each answer, and the number of lines that are no decision; none without the file.
+
+    Raises `DataError` for a file that cannot be read.
+    """
     found, num_bad, path = {}, 0, Path(directory) / FILE
     if not path.exists():
         return {}, 0
-    with storage_errors(path), path.open("rb") as file:
-        for _, row in parsed_lines(file, json.loads):
-            try:
-                decision = Decision.model_validate({} if isinstance(row, BadLine) else row)
-            except ValidationError:
-                num_bad += 1
-                continue
-            found[decision.id, decision.choice] = decision
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
+    for _, row in parsed_lines(lines, json.loads):
+        try:
+            decision = Decision.model_validate({} if isinstance(row, BadLine) else row)
+        except ValidationError:
+            num_bad += 1
+            continue
+        found[decision.id, decision.choice] = decision
     return found, num_bad
 
 

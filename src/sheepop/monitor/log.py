@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.errors import DataError
-from sheepop.core.files import storage_errors
 from sheepop.serve.conversation_log import CHECK, CHECK_DIGITS, FORMAT, SUFFIX, check_sum
 
 _TAIL = len(CHECK) + CHECK_DIGITS + 2
@@ -50,8 +49,8 @@ class Logged:
 def read_log(directory: str | Path, faults: LogFaults) -> Iterator[Logged]:
     """Yields the records of a log, file by file in the order that the files were begun; counts `faults` on the way.
 
-    A log can be read while a server writes it. Raises `DataError` if `directory` holds no log, or one of a newer
-    version.
+    A log can be read while a server writes it and removes its oldest files. Raises `DataError` if `directory` holds no
+    log, one of a newer version, or one that cannot be read.
     """
     place = Path(directory)
     paths = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else []
@@ -63,7 +62,13 @@ def read_log(directory: str | Path, faults: LogFaults) -> Iterator[Logged]:
 
 def _read_file(path: Path, faults: LogFaults) -> Iterator[Logged]:
     expected = 0
-    with storage_errors(path), path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return  # the server has removed it since the directory was listed
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
+    with file:
         for line_number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
             if not line.endswith(b"\n"):
                 faults.cut += 1
@@ -85,9 +90,12 @@ def _read_file(path: Path, faults: LogFaults) -> Iterator[Logged]:
 
 
 def _checked(file_name: str, line: bytes) -> dict[str, Any] | None:
-    """The record of a line, or None if its check sum is not that of its content."""
+    """The record of a line, or None if it is none, or if its check sum is not that of its content."""
     body, tail = line[: -_TAIL - 1], line[-_TAIL - 1 :]
     if tail != b"".join((CHECK, check_sum(file_name, body), b'"}\n')):
         return None
-    record: dict[str, Any] = json.loads(body + b"}")
-    return record
+    try:
+        record = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("number"), int) else None
