@@ -30,7 +30,7 @@ STANDS_ON = {
     "evaluate": {"data", "generate"},
     "interpret": {"data", "train", "generate"},
     "serve": {"data", "generate", "evaluate", "interpret"},
-    "monitor": {"data", "evaluate"},
+    "monitor": {"serve"},
     "jobs": {"posttrain", "evaluate", "serve", "monitor"},
     "cli": {"jobs"},
     "language_model": {"jobs"},

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sheepop.core.errors import DataError, OutputError
-from sheepop.data.conversations import ConversationLog, LogFaults
 from sheepop.jobs.monitor import monitor, write_rows
 from sheepop.monitor.answered import read_answers
+from sheepop.monitor.log import LogFaults
 from sheepop.posttrain.rows import Preference, Prompt, Supervised, read_rows
 
 from ..command_line import in_process
-
-ABOUT = {
-    "kind": "answer", "time": "2026-01-01T00:00:00+00:00", "path": "/v1/chat/completions", "model": "m", "settings": {},
-    "prompt_tokens": 5, "queue_seconds": 0.0, "first_token_seconds": 0.1, "seconds": 0.4, "ended": "whole",
-}  # fmt: skip
-Say = Callable[..., None]
-
-
-@pytest.fixture
-def say(tmp_path: Path) -> Any:
-    """Records an answer to a prompt with the votes on it."""
-    log = ConversationLog(tmp_path / "log", max_bytes=2**30, max_days=90)
-    numbers = iter(range(1000))
-
-    def say(prompt: str, *texts: str, votes: tuple[int, ...] = (), chat: bool = True, **more: Any) -> None:
-        name = f"{next(numbers):024x}"
-        reason, about = more.pop("reason", "stop"), {**ABOUT, **{key: more[key] for key in more if key in ABOUT}}
-        common = {"finish_reason": reason, "tokens": 7, "mean_logprob": -1.0}
-        if chat:
-            answers = [
-                {"choice": n, "message": {"role": "assistant", "content": t}, **common} for n, t in enumerate(texts)
-            ]
-            rest = {"messages": [{"role": "user", "content": prompt}], "answers": answers}
-        else:
-            rest = {"prompt": prompt, "answers": [{"choice": n, "text": t, **common} for n, t in enumerate(texts)]}
-        log.append({**about, "id": name}, **rest)
-        for choice, vote in enumerate(votes):
-            if vote:
-                log.append({"kind": "vote", "id": name, "choice": choice, "vote": vote, "time": ABOUT["time"]})
-
-    yield say
-    log.close()
+from .conftest import Say
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -126,7 +94,7 @@ def test_figures_are_by_model_and_say_what_is_wrong_with_the_log(say: Say, tmp_p
     content = path.read_text().replace("Question 1", "Question 7")
     path.write_text(content[:-3])
     found = monitor(tmp_path / "log")
-    assert {name: each.answers for name, each in found.models.items()} == {"m": 2}
+    assert {name: each.figures.answers for name, each in found.models.items()} == {"m": 2}
     assert found.faults == LogFaults(changed=1, cut=1)
     assert [each.asked for each in read_answers(tmp_path / "log", LogFaults())] == ["Question 0", "Question 2"]
     with pytest.raises(DataError, match="no answers of 'other'; it has those of m"):

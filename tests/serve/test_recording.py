@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from sheepop.core.errors import ConfigError, OutputError, StorageError
-from sheepop.data.conversations import ConversationLog, LogFaults, read_log
+from sheepop.monitor.log import LogFaults, read_log
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.conversation_log import ConversationLog
 
 from .conftest import Live, wait_for
 

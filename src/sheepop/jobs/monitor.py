@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import DataError, OutputError
 from sheepop.core.files import atomic_file
+from sheepop.data import Corpus, is_corpus
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.decontamination import load_evaluation_sets
-from sheepop.data.conversations import LogFaults
 from sheepop.data.duplicates.config import NearDuplicatesConfig
+from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.monitor.answered import Answered, read_answers
-from sheepop.monitor.figures import Alert, Figures, figures
+from sheepop.monitor.decisions import FILE, read_decisions, reviewed
+from sheepop.monitor.drift import Drift, drift, samples
+from sheepop.monitor.figures import DRIFT, Alert, figures, least_sure, over_time
+from sheepop.monitor.kinds import kinds
+from sheepop.monitor.log import LogFaults
+from sheepop.monitor.report import Monitored, OfModel
 from sheepop.monitor.rows import (
     Kind,
     evaluation_rows,
@@ -26,19 +33,11 @@ from sheepop.monitor.rows import (
     text_of,
     without_near_copies,
 )
-from sheepop.posttrain.rows import Preference, Prompt, Row, RowError, Supervised, as_row
-from sheepop.tokenizer.messages import MessageError
+from sheepop.monitor.words import word_vectors
+from sheepop.posttrain.rows import Preference, Prompt, Row, RowError, Supervised, as_row, read_rows
+from sheepop.tokenizer.messages import MessageError, message_text
 
 _WANTED: dict[Kind, type[Row]] = {"sft": Supervised, "preferences": Preference, "eval": Prompt}
-
-
-@dataclass(frozen=True)
-class Monitored:
-    """The figures of each model in a log, the faults of the log, and the alerts that fire with the model's name."""
-
-    models: dict[str, Figures]
-    faults: LogFaults
-    fired: list[tuple[str, Alert]]
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,73 @@ class RowsWritten:
     left_out: dict[str, int]
 
 
-def monitor(directory: str | Path, *, model: str | None = None, alerts: Sequence[Alert] = ()) -> Monitored:
-    """Returns the figures of the models in a log; raises `DataError` if it has no answers, or none of `model`."""
+def monitor(
+    directory: str | Path,
+    *,
+    model: str | None = None,
+    alerts: Sequence[Alert] = (),
+    against: str | Path | None = None,
+    device: str = "auto",
+    seed: int = 0,
+) -> Monitored:
+    """Returns what a log says about its models; raises `DataError` if it has no answers, or none of `model`.
+
+    The prompts are compared with the data `against`: a corpus, or a run, whose model reads them on `device`.
+    """
     faults = LogFaults()
+    answers = read_of_model(directory, model, faults)
     by_model: dict[str, list[Answered]] = defaultdict(list)
-    for each in _answers(directory, model, faults):
+    for each in answers:
         by_model[each.model].append(each)
-    found = {name: figures(answers) for name, answers in sorted(by_model.items())}
-    fired = [(name, alert) for name, of_model in found.items() for alert in alerts if alert.fires(of_model)]
-    return Monitored(found, faults, fired)
+    models = {
+        name: OfModel(figures(of_model), over_time(of_model), kinds(of_model, seed), least_sure(of_model))
+        for name, of_model in sorted(by_model.items())
+    }
+    drifts = {} if against is None else compare(answers, Path(against), device=device, seed=seed)
+    shares = [(name, each.figures.shares) for name, each in models.items()]
+    shares += [(f"prompts by {name}", {DRIFT: each.told}) for name, each in drifts.items()]
+    fired = [(name, alert) for name, known in shares for alert in alerts if alert.fires(known.get(alert.share))]
+    return Monitored(models, drifts, faults, fired)
+
+
+def compare(answers: Sequence[Answered], against: Path, *, device: str = "auto", seed: int = 0) -> dict[str, Drift]:
+    """Compares the prompts of answers with the data of a corpus or a run: by words, and by a run's hidden states.
+
+    Raises `DataError` if `against` is neither, or has no data.
+    """
+    # One request with several answers is one prompt.
+    prompts = [asked for _, asked in dict.fromkeys((each.id, each.asked) for each in answers)]
+    is_run = RunDirectory(against).holds_run()
+    drawn = samples(prompts, _texts_of_run(against) if is_run else _texts_of_corpus(against), seed)
+    found = {"words": drift(drawn, word_vectors)}
+    if is_run and RunDirectory(against).has_checkpoint():
+        from sheepop.jobs.generate import load_adapted
+        from sheepop.monitor.hidden_states import mean_states
+
+        loaded = load_adapted(against, device=device)
+        found["hidden states"] = drift(drawn, lambda texts: mean_states(loaded.model, loaded.tokenizer, texts))
+    return found
+
+
+def _texts_of_corpus(directory: Path) -> Iterator[str]:
+    if not is_corpus(directory):
+        raise DataError(f"{directory} is neither a corpus nor a run, so prompts cannot be compared with it.")
+    for document in Corpus.open(directory, verify=False).documents("train"):
+        yield document.text
+
+
+def _texts_of_run(directory: Path) -> Iterator[str]:
+    """The documents that a run learnt from, or the prompts of the examples that it was tuned on."""
+    config = view_run_config(RunDirectory(directory))
+    corpus = find_corpus(RunDirectory(directory), config)
+    if corpus is not None:
+        yield from _texts_of_corpus(corpus)
+        return
+    files = [Path(path) for path in config.data.paths]
+    if missing := [str(path) for path in files if not path.is_file()]:
+        raise DataError(f"The data of the run {directory} is not here any more: {', '.join(missing)}. Give its corpus.")
+    for row in read_rows(files, Prompt, config.tuning.columns or {}, on_bad=lambda _: None):
+        yield row.prompt if isinstance(row.prompt, str) else message_text(row.prompt[-1])
 
 
 def write_rows(
@@ -72,13 +129,17 @@ def write_rows(
 ) -> RowsWritten:
     """Writes rows of a `kind` from the log of a server to the file `output`; see `sheepop.monitor.rows`.
 
+    Answers are taken as they were decided in review, see `sheepop.monitor.decisions.reviewed`.
+
     Near copies of earlier rows, rows that share a run of words with the evaluation sets `leave_out`, and rows that
     tuning could not read are left out. Raises `DataError` if nothing is left, `OutputError` for a file that exists.
     """
     target = Path(output)
     if target.exists() and not overwrite:
         raise OutputError(f"{target} exists. Choose another --output, or replace it with --overwrite.")
-    answers, left_out = _answers(directory, model, LogFaults()), Counter[str]()
+    decisions, num_bad = read_decisions(directory)
+    left_out = Counter({f"a line of {FILE} is no decision": num_bad})
+    answers = list(reviewed(read_of_model(directory, model, LogFaults()), decisions, left_out))
     if kind == "sft":
         rows = list(supervised_rows(answers, left_out, unvoted=unvoted))
     else:
@@ -96,14 +157,16 @@ def write_rows(
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in told.items())
         raise DataError(
             f"The log gives no rows for {kind}{f' ({reasons})' if reasons else ''}. "
-            "Rows are made of answers with votes: clients give them with POST /v1/votes, or on the page."
+            "Rows are made of answers with votes, which clients give with POST /v1/votes or on the page, and of "
+            "answers that you keep or mend with --review."
         )
     with atomic_file(target, replace=overwrite) as temporary:
         temporary.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in distinct))
     return RowsWritten(len(distinct), told)
 
 
-def _answers(directory: str | Path, model: str | None, faults: LogFaults) -> list[Answered]:
+def read_of_model(directory: str | Path, model: str | None, faults: LogFaults) -> list[Answered]:
+    """The answers in a log, or those of `model`; counts `faults`. Raises `DataError` if there are none."""
     found = list(read_answers(directory, faults))
     names = sorted({each.model for each in found})
     if not found:

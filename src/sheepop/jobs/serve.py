@@ -70,7 +70,7 @@ def serve(
     stock = Stock(dict(places), dict(adapters or {}), config.server, config.device, dtype)
     _check_certificate(config.server)
     with _service(stock, config, runs, prompts, console) as (app, service):
-        listener = _listen(config.server)
+        listener = listen(config.server)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         if for_page:
             logging.getLogger("sheepop.access").setLevel(logging.WARNING)
@@ -165,7 +165,8 @@ def _check_certificate(config: ServerConfig) -> None:
         ) from None
 
 
-def _listen(config: ServerConfig) -> socket.socket:
+def listen(config: ServerConfig) -> socket.socket:
+    """A socket that listens on the address of a server; raises `UsageError` if it is taken."""
     try:
         return socket.create_server((config.host, config.port), backlog=2048)
     except OSError as error:

@@ -1,23 +1,56 @@
-"""The figures of a log: how often answers are cut, repeat themselves or get bad votes, their lengths and times."""
+"""The figures of a log: how often answers are cut, decline, repeat themselves or get bad votes, lengths and times."""
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
 
 from sheepop.core.errors import UsageError
 from sheepop.data.duplicates.shingles import shingles_of_words, word_hashes
-from sheepop.evaluate.statistics import share_interval
+from sheepop.evaluate.statistics import (
+    Floats,
+    Reliability,
+    logistic_regression,
+    probability_above,
+    reliability,
+    share_interval,
+)
 from sheepop.monitor.answered import Answered
 
+SHARES = {
+    "cut": "cut at the length limit",
+    "left": "client left",
+    "failed": "failed",
+    "empty": "empty",
+    "repetitive": "repeat themselves",
+    "declined": "declined to answer",
+    "bad": "bad, of those with votes",
+    "unsure": "low confidence",
+}
+"""The shares of answers, in words."""
+DRIFT = "drift"
+"""The share of an alert about drift: how often prompts are told from the data."""
 _WORDS = 4
 _FEWEST_RUNS = 16  # of words, before an answer can be called repetitive
 _REPEATED = 0.5
 _QUANTILES = (0.5, 0.95)
+_BEGINNING = 300  # characters of an answer in which it declines
+_DECLINES = re.compile(
+    r"\bI(?: can(?:no|['’])t| can not| won['’]t| will not| must decline to"
+    r"|(?:['’]m| am) (?:unable|not able|not allowed) to)"
+    r" (?:help|assist|answer|provide|comply|discuss|create|write|share|give|tell|support|offer|generate|engage|do)\b"
+    r"|^\W*(?:I(?:['’]m| am) )?sorry, (?:but )?I\b|\bas an AI\b",
+    re.IGNORECASE,
+)
+_FEWEST_VOTES = 10  # of each kind, before confidence is calibrated by them
+_FOLDS, _BINS = 5, 5
+_LONGEST_BY_DAYS = 35
 
 
 @dataclass(frozen=True)
@@ -45,10 +78,12 @@ class Figures:
     """The figures of some answers.
 
     Shares: `cut` reached the length limit, `left` lost their clients, `failed` ended by an error, `empty` have no text,
-    `repetitive` repeat more than half of their runs of four words, and `bad` have more bad votes than good ones, of
-    those with a vote. `lengths` and `times` have the median and the 95th percentile. `separation` is the probability
-    that an answer with a good vote had a higher mean log-probability than one with a bad vote (the area under the ROC
-    curve): 0.5 says that the model's own confidence tells nothing about votes.
+    `repetitive` repeat more than half of their runs of four words, `declined` say in English that they will not answer,
+    `bad` have more bad votes than good ones, of those with a vote, and `unsure` have a chance of a good vote below one
+    half, see `good_chances`. `lengths` and `times` have the median and the 95th percentile. `separation` is the
+    probability that an answer with a good vote had a higher mean log-probability than one with a bad vote (the area
+    under the ROC curve): 0.5 says that the model's own confidence tells nothing about votes. `calibration` compares
+    chances of answers that they were not fitted to with the votes on them.
     """
 
     answers: int
@@ -56,7 +91,8 @@ class Figures:
     lengths: dict[str, tuple[float, ...]]
     times: dict[str, tuple[float, ...]]
     mean_logprob: tuple[float, ...] | None
-    separation: float | None
+    separation: Share | None
+    calibration: Reliability | None
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain data."""
@@ -68,16 +104,20 @@ def figures(answers: Sequence[Answered]) -> Figures:
     if not answers:
         raise ValueError("there are no answers")
     whole = [each for each in answers if each.ended == "whole"]
+    chances = good_chances(answers)
     flags: dict[str, list[bool]] = {
         "cut": [each.reason == "length" for each in whole],
         "left": [each.ended == "left" for each in answers],
         "failed": [each.ended not in ("whole", "left") for each in answers],
         "empty": [not each.text.strip() and isinstance(each.answer, str) for each in whole],
         "repetitive": [is_repetitive(each.text) for each in whole],
+        "declined": [declines(each.text) for each in whole],
         "bad": [each.votes < 0 for each in answers if each.votes],
+        "unsure": [] if chances is None else [chance < 0.5 for chance in chances if np.isfinite(chance)],
     }
     logprobs = [each.mean_logprob for each in answers if each.mean_logprob is not None]
-    voted = [(each.mean_logprob, each.votes > 0) for each in answers if each.votes and each.mean_logprob is not None]
+    good, bad = _by_vote(answers)
+    separation = Share(*probability_above(good, bad), len(good) + len(bad)) if good and bad else None
     return Figures(
         len(answers),
         {name: Share.of(found) for name, found in flags.items()},
@@ -90,8 +130,71 @@ def figures(answers: Sequence[Answered]) -> Figures:
             "whole answer": _quantiles(each.seconds for each in answers),
         },
         _quantiles(logprobs, (0.05, 0.5)) if logprobs else None,
-        _separation([value for value, good in voted if good], [value for value, good in voted if not good]),
+        separation,
+        _calibration(good, bad) if chances is not None else None,
     )
+
+
+def over_time(answers: Sequence[Answered]) -> dict[str, Figures]:
+    """The figures of each day, or of each week (by its Monday) if the answers are of more than 35 days."""
+    days = [date.fromisoformat(each.time[:10]) for each in answers]
+    by_day = (max(days) - min(days)).days <= _LONGEST_BY_DAYS
+    found: dict[date, list[Answered]] = {}
+    for day, answer in zip(days, answers, strict=True):
+        found.setdefault(day if by_day else day - timedelta(day.weekday()), []).append(answer)
+    return {day.isoformat(): figures(of_day) for day, of_day in sorted(found.items())}
+
+
+def declines(text: str) -> bool:
+    """Whether a text begins by saying, in English, that its writer will not or cannot answer."""
+    return _DECLINES.search(text[:_BEGINNING]) is not None
+
+
+def least_sure(answers: Sequence[Answered], most: int = 5) -> list[Answered]:
+    """The answers without votes of which the model was the least sure, by their mean log-probability."""
+    known = [each for each in answers if not each.num_votes and each.mean_logprob is not None]
+    return sorted(known, key=lambda each: each.mean_logprob or 0.0)[:most]
+
+
+def good_chances(answers: Sequence[Answered]) -> Floats | None:
+    """The chance that each answer would get a good vote, by its mean log-probability; nan without one.
+
+    It is a logistic regression on the answers with votes (Platt 1999); None if fewer than ten got a good vote, or a bad
+    one.
+    """
+    good, bad = _by_vote(answers)
+    if min(len(good), len(bad)) < _FEWEST_VOTES:
+        return None
+    return _chances(good, bad, [np.nan if each.mean_logprob is None else each.mean_logprob for each in answers])
+
+
+def _by_vote(answers: Sequence[Answered]) -> tuple[list[float], list[float]]:
+    """The mean log-probabilities of the answers with good votes, and of those with bad ones."""
+    known = [(each.mean_logprob, each.votes) for each in answers if each.mean_logprob is not None]
+    return [value for value, votes in known if votes > 0], [value for value, votes in known if votes < 0]
+
+
+def _chances(good: Sequence[float], bad: Sequence[float], asked: Sequence[float]) -> Floats:
+    known = np.array([*good, *bad])
+    middle, spread = known.mean(), max(float(known.std()), 1e-9)
+    columns = np.stack([np.ones_like(known), (known - middle) / spread], axis=1)
+    labels = np.repeat([1.0, 0.0], [len(good), len(bad)])
+    # The weak penalty is for votes that confidence separates without error.
+    level, slope = logistic_regression(columns, labels, np.ones_like(known), np.diag([1e-3, 1e-1]))
+    return 1 / (1 + np.exp(-level - slope * (np.asarray(asked, dtype=float) - middle) / spread))
+
+
+def _calibration(good: Sequence[float], bad: Sequence[float]) -> Reliability:
+    """Chances of every fifth answer from a fit to the others, beside the votes."""
+    chances: list[float] = []
+    right: list[bool] = []
+    for fold in range(_FOLDS):
+        liked, disliked = (
+            [value for place, value in enumerate(group) if place % _FOLDS != fold] for group in (good, bad)
+        )
+        chances += _chances(liked, disliked, [*good[fold::_FOLDS], *bad[fold::_FOLDS]]).tolist()
+        right += [True] * len(good[fold::_FOLDS]) + [False] * len(bad[fold::_FOLDS])
+    return reliability(chances, right, _BINS)
 
 
 def is_repetitive(text: str) -> bool:
@@ -102,14 +205,6 @@ def is_repetitive(text: str) -> bool:
 
 def _quantiles(values: Iterable[float], at: Sequence[float] = _QUANTILES) -> tuple[float, ...]:
     return tuple(np.quantile(np.array(list(values), dtype=float), at).tolist())
-
-
-def _separation(good: Sequence[float], bad: Sequence[float]) -> float | None:
-    """The probability that a good one is above a bad one, where equal ones count half (Mann and Whitney 1947)."""
-    if not good or not bad:
-        return None
-    below = np.searchsorted(np.sort(bad), good, "left") + np.searchsorted(np.sort(bad), good, "right")
-    return float(below.mean() / (2 * len(bad)))
 
 
 _SIGNS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
@@ -124,13 +219,13 @@ class Alert:
     bound: float
 
     @classmethod
-    def of(cls, text: str, known: Iterable[str]) -> Alert:
+    def of(cls, text: str) -> Alert:
         """Reads an alert; raises `UsageError`."""
         for sign in _SIGNS:
             share, found, bound = (part.strip() for part in text.partition(sign))
             if found:
                 break
-        known = list(known)
+        known = [*SHARES, DRIFT]
         try:
             value = float(bound)
         except ValueError:
@@ -142,9 +237,8 @@ class Alert:
             )
         return cls(share, sign, value)
 
-    def fires(self, found: Figures) -> bool:
-        """Whether the share is beyond the bound for certain."""
-        share = found.shares[self.share]
+    def fires(self, share: Share | None) -> bool:
+        """Whether `share` is beyond the bound for certain."""
         return share is not None and _SIGNS[self.sign](share.low if self.sign == ">" else share.high, self.bound)
 
     def __str__(self) -> str:

@@ -181,6 +181,25 @@ def reliability_chart(confidences: Sequence[float | None], accuracies: Sequence[
     return chart
 
 
+def shares_chart(curves: Mapping[str, Sequence[tuple[str, float, float, float]]]) -> Chart:
+    """Shares by day, each a point (day, share, low, high) with its interval."""
+    chart = empty_chart(
+        340, {"type": "date"}, {"rangemode": "tozero", "tickformat": ".0%", "automargin": True, "zeroline": False}
+    )
+    for place, (name, points) in enumerate(curves.items()):
+        days, values, lows, highs = zip(*points, strict=True)
+        add_curve(chart, Series(days, list(values)), name, RUNS[place % len(RUNS)], markers=True)
+        chart.data[-1]["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - value for high, value in zip(highs, values, strict=True)],
+            "arrayminus": [value - low for low, value in zip(lows, values, strict=True)],
+            "thickness": 1,
+            "width": 2,
+        }
+    return chart
+
+
 def _by_step(title: str = "", **y_axis: Any) -> Chart:
     x_axis = {"title": {"text": "Step"}, "zeroline": False, "rangemode": "tozero", "exponentformat": "none"}
     y_axis = {"title": {"text": title, "standoff": 10}, "zeroline": False, "automargin": True, **y_axis}

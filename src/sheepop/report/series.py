@@ -14,9 +14,9 @@ _LARGEST_DRAWN = 1e100  # differences and margins of larger values overflow in t
 
 @dataclass(frozen=True)
 class Series:
-    """Values by optimizer step, or by another quantity on the x axis; None if a row has no number."""
+    """Values by optimizer step, or by another quantity or day on the x axis; None if a row has no number."""
 
-    steps: Sequence[float]
+    steps: Sequence[Any]
     values: list[float | None]
 
     @property

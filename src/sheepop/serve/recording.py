@@ -1,4 +1,4 @@
-"""The record of a server's answers and of its clients' votes on them; the format is `sheepop.data.conversations`."""
+"""The record of answers and of votes on them; `sheepop.serve.conversation_log` has the format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from sheepop.core.errors import StorageError
-from sheepop.data.conversations import ConversationLog
 from sheepop.generate.updates import Update
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.answers import Answer
 from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.conversation_log import ConversationLog
 from sheepop.serve.metrics import Metrics
 from sheepop.serve.pieces import ChatPieces, TextPieces, number_of
 from sheepop.serve.protocol import ApiError, CompletionRequest, RequestModel, SamplingRequest

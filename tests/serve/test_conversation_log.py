@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError, OutputError, StorageError
-from sheepop.data import conversations
-from sheepop.data.conversations import SUFFIX, ConversationLog, LogFaults, check_sum, read_log
+from sheepop.monitor.log import LogFaults, read_log
+from sheepop.serve import conversation_log
+from sheepop.serve.conversation_log import SUFFIX, ConversationLog, check_sum
 
 _OPEN: list[ConversationLog] = []
 
@@ -116,7 +117,7 @@ def test_a_check_sum_is_that_of_the_line_and_of_its_file(tmp_path: Path) -> None
 
 
 def test_old_files_and_those_that_exceed_the_room_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "_FILE_BYTES", 2000)
+    monkeypatch.setattr(conversation_log, "_FILE_BYTES", 2000)
     old = written(tmp_path, 2)
     os.utime(old, (time.time() - 3 * 86400,) * 2)
     log = made(tmp_path, max_bytes=10_000, max_days=2)
@@ -151,6 +152,31 @@ def test_a_full_disk_costs_the_records_of_that_time_alone(tmp_path: Path) -> Non
     log.append({"n": 2})
     found, faults = read(tmp_path)
     assert found == [0, 2] and faults == LogFaults(cut=1)
+
+
+def test_a_file_that_the_server_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_log, "_FILE_BYTES", 1000)
+    log = made(tmp_path)
+    for number in range(60):
+        log.append({"n": number})
+    faults = LogFaults()
+    reading = read_log(tmp_path, faults)
+    first = next(reading).record["n"]
+    path = sorted(tmp_path.iterdir())[1]
+    lost = [json.loads(line)["n"] for line in path.read_text().splitlines()[1:]]
+    path.unlink()
+    assert [first, *(logged.record["n"] for logged in reading)] == [n for n in range(60) if n not in lost]
+    assert lost and faults == LogFaults()
+
+
+@pytest.mark.parametrize("content", [b"[1", b'{"number":"1"', b'{"a":' + b"[" * 5000, b"\xff", b"{"])
+def test_a_line_with_a_right_check_sum_and_no_record_is_counted(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, 2)
+    with path.open("ab") as file:
+        file.write(content + b',"check":"' + check_sum(path.name, content) + b'"}\n')
+    assert read(tmp_path) == ([0, 1], LogFaults(changed=1))
 
 
 def test_what_is_no_log_or_a_newer_one_is_refused(tmp_path: Path) -> None:
