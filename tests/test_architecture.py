@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sheepop"
 STANDS_ON = {
     "core": set(),
     "report": {"core"},
+    "download": {"report"},
     "tokenizer": {"core"},
     "data": {"tokenizer", "report"},
     "model": {"core"},
@@ -31,7 +32,7 @@ STANDS_ON = {
     "interpret": {"data", "train", "generate"},
     "serve": {"data", "generate", "evaluate", "interpret"},
     "monitor": {"serve"},
-    "jobs": {"posttrain", "evaluate", "serve", "monitor"},
+    "jobs": {"download", "posttrain", "evaluate", "serve", "monitor"},
     "cli": {"jobs"},
     "language_model": {"jobs"},
     "register": {"train"},

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import sheepop
 from sheepop.checkpoint.run_directory import RUN_ENTRIES
-from sheepop.cli.main import app
+from sheepop.cli.main import _program
 from sheepop.generate import GenerationConfig
 from sheepop.model.presets import PRESETS
 from sheepop.tokenizer import TokenizerConfig
@@ -60,7 +59,7 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"sheepop {sheepop.__version__}\n"
 
 
-def verbs(command: Any = typer.main.get_command(app), path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def verbs(command: Any = _program(), path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The words of every verb."""
     if not hasattr(command, "commands"):
         yield path

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from sheepop.cli.main import app
+from sheepop.cli.main import _program
 from sheepop.core.config import parse_config, validate
 from sheepop.core.keys import keys
 from sheepop.jobs.config import SheepOpConfig, load_config
@@ -195,7 +194,7 @@ def test_the_slurm_script_starts_ray_on_every_node_and_builds(tmp_path: Path):
 
 def _parse(words: list[str]) -> None:
     """Raises unless the program knows the verb and its options, and the configuration the settings."""
-    command: Any = typer.main.get_command(app)
+    command = _program()
     words = [word for word in words if word != "--debug"]
     plugged = "--plugin" in words
     while "--plugin" in words:
@@ -218,7 +217,7 @@ def _parse(words: list[str]) -> None:
 
 def _help_texts(command: Any = None) -> Iterator[str]:
     """What every verb says of itself, below the line that sums it up."""
-    command = command or typer.main.get_command(app)
+    command = command or _program()
     for inner in getattr(command, "commands", {}).values():
         yield from _help_texts(inner)
     if not hasattr(command, "commands"):

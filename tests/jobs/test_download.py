@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import Interrupted, UsageError
-from sheepop.data.download import download as module
+from sheepop.download import download as module
 from sheepop.jobs.data import download
 from sheepop.report.formatting import parse_size
 

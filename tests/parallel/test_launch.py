@@ -17,7 +17,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.parallel.launch import RankProcess
+from sheepop.jobs.launch import RankProcess
 
 from ..command_line import Started, in_process
 from .conftest import Together, rows

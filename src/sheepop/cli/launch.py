@@ -16,7 +16,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from sheepop.parallel.launch import Launch
+    from sheepop.jobs.launch import Launch
 
 _SHARED = (["perplexity"], ["tasks"], ["code"])
 
@@ -82,7 +82,7 @@ def launch(
         raise UsageError("--plan needs a file name FILE.png, and cannot be combined with --print.")
     if machines > 1 and engine is Engine.local and plan is None:
         raise UsageError("--engine local uses only this machine. Use --engine slurm or ray for several machines.")
-    from sheepop.parallel.launch import Launch, run_on_ray, run_on_this_machine, submit_to_slurm
+    from sheepop.jobs.launch import Launch, run_on_ray, run_on_this_machine, submit_to_slurm
 
     gpus = 0
     if "cpu" not in (_value(command, "--device"), _value(command, "device")):

@@ -21,7 +21,7 @@ from sheepop.core.console import Console
 from sheepop.core.device import DeviceName
 from sheepop.core.keys import MayChange
 from sheepop.data import DataConfig
-from sheepop.data.download.catalog import HUB
+from sheepop.download.catalog import HUB
 from sheepop.evaluate.config import EvaluationConfig
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.config import AnalysisConfig, TraceConfig
@@ -136,7 +136,7 @@ def local_files(paths: Iterable[str], columns: str, console: Console) -> list[st
     found: list[str] = []
     for path in paths:
         if path.startswith(HUB):
-            from sheepop.data.download.download import dataset_files  # which loads the hub's client
+            from sheepop.download.download import dataset_files  # which loads the hub's client
 
             found += map(str, dataset_files(path, console=console, columns=columns))
         else:

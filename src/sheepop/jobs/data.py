@@ -172,7 +172,7 @@ def download(
     num_bytes = limit if limit is None or isinstance(limit, int) else parse_size(limit)
     if num_bytes is not None and num_bytes <= 0:
         raise UsageError(f"A limit of {num_bytes} bytes downloads nothing. Give a size such as 100MB.")
-    from sheepop.data.download.download import download_dataset
+    from sheepop.download.download import download_dataset
 
     with interrupts_advise("What was downloaded is kept; run the same command again to resume."):
         return download_dataset(name, Path(output), limit=num_bytes, token=token, console=console)

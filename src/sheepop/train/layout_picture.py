@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
-from sheepop.parallel.pipeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, layers_of, timeline, waiting
+from sheepop.parallel.pipeline import layers_of
 from sheepop.parallel.tensor import divides_vocabulary
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
 from sheepop.train.config import TrainingConfig
+from sheepop.train.pipeline_timeline import BACKWARD, FORWARD, OF_INPUTS, OF_WEIGHTS, timeline, waiting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

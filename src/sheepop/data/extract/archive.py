@@ -21,8 +21,17 @@ from typing import IO, Any, NamedTuple, cast
 
 from sheepop.data.discovery import name_refusal, printable
 from sheepop.data.extract.detection import is_tar_header
-from sheepop.data.extract.interface import Content, Context, Documents, ExtractionError, Refused, Span, cut_units
-from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, buffered, decompressed, spooled
+from sheepop.data.extract.interface import (
+    Content,
+    Context,
+    Documents,
+    ExtractionError,
+    Refused,
+    Span,
+    buffered,
+    cut_units,
+)
+from sheepop.data.extract.unpacking import Allowance, Counted, MemberError, decompressed, spooled
 
 _TAR_BLOCK = 512
 _LONGEST_TAR_HEADER = 2**20

@@ -84,24 +84,30 @@ def cut_units(sizes: Iterable[int], part_bytes: int, unit: str) -> Iterator[Span
         yield Span(number, begin, at, begin, gathered, unit)
 
 
-class _Section(io.RawIOBase):
-    """The bytes of a file from its current position to before `end`."""
+class _Blocks(io.RawIOBase):
+    """A file that is read as `blocks` of bytes, which are made from `file`."""
 
-    def __init__(self, file: BinaryIO, end: int) -> None:
-        self._file, self._left = file, end - file.tell()
+    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
+        self._file, self._blocks, self._out = file, blocks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(min(len(buffer), self._left))
-        self._left -= len(data)
-        buffer[: len(data)] = data
-        return len(data)
+        self._out = self._out or memoryview(next(self._blocks, b""))
+        count = min(len(buffer), len(self._out))
+        buffer[:count] = self._out[:count]
+        self._out = self._out[count:]
+        return count
 
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def buffered(file: BinaryIO, blocks: Iterator[bytes], buffer_bytes: int = 2**20) -> io.BufferedReader:
+    """Returns a reader of `blocks`, which must not be empty; closing it closes `file`, from which they are made."""
+    return io.BufferedReader(_Blocks(file, blocks), buffer_bytes)
 
 
 class Content:
@@ -133,11 +139,11 @@ class Content:
 
     def section(self, buffer_bytes: int = 2**18) -> io.BufferedReader:
         """Opens the bytes of the span, or all, to be read in order."""
-        file = self.open()
-        if self.span is None:
+        file, span = self.open(), self.span
+        if span is None:
             return io.BufferedReader(cast("io.RawIOBase", file), buffer_bytes)
-        file.seek(self.span.begin)
-        return io.BufferedReader(_Section(file, self.span.end), buffer_bytes)
+        file.seek(span.begin)
+        return buffered(file, iter(lambda: file.read(min(buffer_bytes, span.end - file.tell())), b""), buffer_bytes)
 
     @property
     def suffix(self) -> str:

@@ -9,8 +9,16 @@ from dataclasses import replace
 from typing import BinaryIO, cast
 
 from sheepop.data.decoding import decode, find_damage, find_encoding, left_out, utf8_blocks, wide_encoding, without
-from sheepop.data.extract.interface import Content, Context, Documents, Extracted, ExtractionError, Refused, Span
-from sheepop.data.extract.unpacking import buffered
+from sheepop.data.extract.interface import (
+    Content,
+    Context,
+    Documents,
+    Extracted,
+    ExtractionError,
+    Refused,
+    Span,
+    buffered,
+)
 
 _BLOCK, _SKIPPED = 2**18, 2**16
 _DETECTION_BYTES = 2**18

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from sheepop.core.errors import StorageError
 from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.interface import Content, ExtractionError
+from sheepop.data.extract.interface import Content, ExtractionError, buffered
 
 LEAST_EXPANSION_BYTES = 2**26
 """The number of bytes that may always be unpacked, however small the container is."""
@@ -121,30 +121,6 @@ def decompressed(file: BinaryIO, encoding: str = "") -> io.BufferedReader:
     """
     first = {"br": lambda _: _Brotli(), "deflate": _deflate}.get(encoding, _by_signature)
     return buffered(file, _plain_blocks(file, first))
-
-
-def buffered(file: BinaryIO, blocks: Iterator[bytes]) -> io.BufferedReader:
-    """Returns a reader of `blocks`, which must not be empty; closing it closes `file`, from which they are made."""
-    return io.BufferedReader(_Blocks(file, blocks), _OUTPUT)
-
-
-class _Blocks(io.RawIOBase):
-    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
-        self._file, self._blocks, self._out = file, blocks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._out = self._out or memoryview(next(self._blocks, b""))
-        count = min(len(buffer), len(self._out))
-        buffer[:count] = self._out[:count]
-        self._out = self._out[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _plain_blocks(file: BinaryIO, first: Callable[[bytes], Any]) -> Iterator[bytes]:

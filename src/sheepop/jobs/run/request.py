@@ -15,7 +15,7 @@ from sheepop.core.config import merge, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
-from sheepop.data.download.catalog import HUB
+from sheepop.download.catalog import HUB
 from sheepop.jobs.config import SheepOpConfig, local_files, read_settings
 from sheepop.jobs.recipe import Completed, Draft, complete, draft
 from sheepop.jobs.run.record import resume_command

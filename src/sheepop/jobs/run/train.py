@@ -15,7 +15,7 @@ from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.json_lines import JsonLines, read_json_lines
 from sheepop.core.processor_time import ProcessorTime
 from sheepop.data.discovery import require_paths
-from sheepop.data.download.catalog import HUB
+from sheepop.download.catalog import HUB
 from sheepop.jobs.recipe import own_parts_words
 from sheepop.jobs.run.record import RunRecord, read_run_config
 from sheepop.jobs.run.request import RunRequest

@@ -18,8 +18,8 @@ import zstandard
 
 from sheepop.core.errors import DataError
 from sheepop.core.hub import Contents, Hub, HubFile
-from sheepop.data.download.catalog import no_such
-from sheepop.data.download.selection import Selection, data_type
+from sheepop.download.catalog import no_such
+from sheepop.download.selection import Selection, data_type
 
 _STEP = 2**20
 _LEAST_BLOCK, _LARGEST_BLOCK = 2**12, 2**21

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from sheepop.core.errors import DataError
 from sheepop.core.hub import Contents, HubFile
-from sheepop.data.download.excerpt import can_be_cut, excerpt_name, first_bytes, take_excerpt
+from sheepop.download.excerpt import can_be_cut, excerpt_name, first_bytes, take_excerpt
 
 CONTENTS = Contents("o/d", "a" * 40, (), {})
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

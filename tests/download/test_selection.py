@@ -7,8 +7,8 @@ import pytest
 
 from sheepop.core.errors import DataError
 from sheepop.core.hub import CONVERTED, Contents, HubFile
-from sheepop.data.download.catalog import find
-from sheepop.data.download.selection import Selection, data_type, glob_pattern, select, split_of
+from sheepop.download.catalog import find
+from sheepop.download.selection import Selection, data_type, glob_pattern, select, split_of
 
 
 class Shelf:

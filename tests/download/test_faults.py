@@ -18,7 +18,7 @@ import pytest
 from sheepop.core import hub as hub_module
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError
-from sheepop.data.download.download import download_dataset
+from sheepop.download.download import download_dataset
 
 if TYPE_CHECKING:
     from tests.hub_server import LoopbackHub

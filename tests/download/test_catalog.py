@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sheepop.core.errors import UsageError
-from sheepop.data.download.catalog import CATALOG, find
+from sheepop.download.catalog import CATALOG, find
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.hub import CONVERTED, Contents, Hub, HubFile
-from sheepop.data.download.catalog import MOST_NAMES, Request, no_such
+from sheepop.download.catalog import MOST_NAMES, Request, no_such
 
 _TYPES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".arrow")
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")

@@ -16,8 +16,8 @@ import pytest
 
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError, UsageError
-from sheepop.data.download import download as module
-from sheepop.data.download.download import download_dataset
+from sheepop.download import download as module
+from sheepop.download.download import download_dataset
 
 if TYPE_CHECKING:
     from tests.hub_server import LoopbackHub

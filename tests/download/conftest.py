@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...hub_server import client, fault, hub
+from ..hub_server import client, fault, hub
 
 __all__ = ["client", "fault", "hub"]

@@ -27,9 +27,9 @@ from sheepop.core.files import (
 )
 from sheepop.core.hub import CONVERTED, Hub, HubFile
 from sheepop.core.locks import exclusive_lock
-from sheepop.data.download.catalog import HUB, Request, find
-from sheepop.data.download.excerpt import can_be_cut, excerpt_name, take_excerpt, text_column
-from sheepop.data.download.selection import Selection, select
+from sheepop.download.catalog import HUB, Request, find
+from sheepop.download.excerpt import can_be_cut, excerpt_name, take_excerpt, text_column
+from sheepop.download.selection import Selection, select
 from sheepop.report.formatting import data_size
 
 _FILES, _LOCK, _BEGUN = "files", "lock", "begun.json"
