@@ -75,7 +75,8 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
     if all(row["sharpest"] == layer and row["sharpest_share"] >= _ONE_PLACE for row in streak):
         words = (
             f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
-            f"{layer}: lower its rate by an entry of training.layers, or divide training.learning_rate by "
+            f"{_in_words(layer)}{_matrix(middle)}: lower its rate by training.layers="
+            f"[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}], or divide training.learning_rate by "
             f"{factor:.1f}."
         )
         return Advice(LAYER, first["step"], words, {"training.learning_rate": 1 / factor})
@@ -137,6 +138,18 @@ def _units(rows: Sequence[Row]) -> Advice | None:
         "as gelu or swiglu."
     )
     return Advice(UNITS, streak[0]["step"], words, {"training.learning_rate": 0.5})
+
+
+def _in_words(layer: str) -> str:
+    """A block, or a module outside the blocks, as `layer_of` names it, in words."""
+    _, _, number = layer.rpartition("blocks.")
+    return f"block {number}" if number.isdecimal() else layer
+
+
+def _matrix(row: Row) -> str:
+    """The matrix in which most of the sharpest direction lies, if the row has it."""
+    place, share = row.get("sharpest_at"), row.get("sharpest_at_share")
+    return "" if place is None or share is None else f" ({share:.0%} in {place})"
 
 
 def _streak(rows: Sequence[Row], key: str, least: float) -> list[Row]:

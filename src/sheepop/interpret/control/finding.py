@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from sheepop.core.facts import visible_line
 from sheepop.core.files import finite
 from sheepop.interpret.pictures import Picture
 
@@ -38,6 +39,17 @@ class Finding(ABC):
         names = (*(field.name for field in fields(self)), *self.derived)
         words = {"analysis": self.verb, "sentences": self.sentences()}
         return words | {name: plain(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class PromptFinding(Finding):
+    """The result of an analysis at a prompt with these `tokens`, as text."""
+
+    tokens: list[str]
+
+    def named(self, token: int) -> str:
+        """A token in words, by its number."""
+        return f"token {token} ({visible_line(self.tokens[token])!r})"
 
 
 def said(finding: Finding, numbers: Mapping[str, Any]) -> dict[str, Any]:

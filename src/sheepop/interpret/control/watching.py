@@ -109,6 +109,7 @@ class TrainingAnalysis:
     def _sharpness(self, model: Transformer, batch: TensorBatch, generator: torch.Generator) -> dict[str, Any]:
         found = measure_sharpness(model, self.optimizers, batch, generator, iterations=ITERATIONS)
         layer, share = next(iter(found.layers.items()))
+        matrix, of_matrix = next(iter(found.places.items()))
         return {
             "sharpness": found.value,
             "sharpness_limit": found.limit,
@@ -116,6 +117,8 @@ class TrainingAnalysis:
             "sharpness_residual": found.residual,
             "sharpest": layer,
             "sharpest_share": share,
+            "sharpest_at": matrix,
+            "sharpest_at_share": of_matrix,
         }
 
     def _advise(self, row: Mapping[str, Any]) -> None:
