@@ -1,6 +1,6 @@
 """Faults planted into small runs and what the analysis says of them, beside ten healthy runs, which must give no alarm.
 
-    python bench/control_faults.py bench/ docs/ --json bench/results/control_faults.json
+    python bench/control_faults.py src/sheepop/train docs --json bench/results/control_faults.json
 
 Each run trains a network of two blocks on characters of one of the folders, with `analysis.quantities` on. The table
 has the causes that the advice names, and the highest share of the learning rate's limit that two measurements in a row
@@ -29,9 +29,16 @@ from sheepop.jobs.config import load_config
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
 
-STEPS = 120
+STEPS = 80
 USUAL = (
-    *("device=cpu", "tokenizer.algorithm=char", "model.d_model=32", "model.num_layers=2", "model.num_heads=2"),
+    *(
+        "data.ignore=[images/]",
+        "device=cpu",
+        "tokenizer.algorithm=char",
+        "model.d_model=32",
+        "model.num_layers=2",
+        "model.num_heads=2",
+    ),
     *("model.max_seq_len=32", "model.ngrams=null", "model.short_convolution=null", "training.optimizer=adamw"),
     *("training.precision=fp32", "training.global_batch_size=64", "training.learning_rate=3e-3", "training.sinks=[]"),
     *("training.sample_prompts=[]", "training.keep_milestones=false", "training.trouble.spike=ignore"),
@@ -41,14 +48,24 @@ USUAL = (
 HEALTHY: Mapping[str, tuple[str, ...]] = {
     "sheepop preset, AdamW": ("model.preset=sheepop-tiny",),
     "llama preset, AdamW": ("model.preset=llama-1m",),
-    "gpt2 preset, Adam": ("model.preset=gpt2", "training.optimizer=adam", "training.weight_decay=0"),
+    "gpt2 preset, Adam": (
+        "model.preset=gpt2",
+        "model.vocab_size=512",
+        "training.optimizer=adam",
+        "training.weight_decay=0",
+    ),
     "llama preset, Muon": ("model.preset=llama-1m", "training.optimizer=muon", "training.learning_rate=1e-3"),
     "sheepop preset, SGD": (
         *("model.preset=sheepop-tiny", "training.optimizer=sgd"),
         *("training.learning_rate=0.1", "training.weight_decay=0"),
     ),
     "twice the rate": ("model.preset=llama-1m", "training.learning_rate=6e-3"),
-    "a third of the rate, seed 7": ("model.preset=gpt2", "training.learning_rate=1e-3", "seed=7"),
+    "a third of the rate, seed 7": (
+        "model.preset=gpt2",
+        "model.vocab_size=512",
+        "training.learning_rate=1e-3",
+        "seed=7",
+    ),
     "constant rate, seed 3": ("model.preset=sheepop-tiny", "training.schedule=constant", "seed=3"),
     "norms of heads, ALiBi": ("model.position_encoding=alibi", "model.qk_norm=head", "model.num_kv_heads=1"),
     "n-grams, convolutions, BPE": (
@@ -72,7 +89,7 @@ class Bench:
     def run(self, data: Path, *settings: str, fork: Path | None = None, config: Path | None = None) -> Path:
         """Trains once, and returns the run's directory."""
         place = self.folder / f"run-{len(list(self.folder.iterdir()))}"
-        usual = USUAL if config is None else ("device=cpu", "training.sinks=[]")
+        usual = USUAL if config is None else ("data.ignore=[images/]", "device=cpu", "training.sinks=[]")
         given = (*usual, f"data.paths={data}", f"output_dir={place}", *settings)
         return train(RunRequest.exactly(load_config(config, overrides=given), fork=fork)).run
 
@@ -125,8 +142,8 @@ def too_small(bench: Bench, data: Path) -> None:
     scale = noise_scale_of(read_json_lines(path / "metrics.jsonl").rows)
     assert scale is not None
     size = max(2, round(scale.rows / 4))
-    settings = (f"training.global_batch_size={size}", "training.max_steps=240", "training.schedule=constant")
-    places = ("training.eval_interval=240", "training.checkpoint_interval=240")
+    settings = (f"training.global_batch_size={size}", "training.max_steps=160", "training.schedule=constant")
+    places = ("training.eval_interval=160", "training.checkpoint_interval=160")
     bench.look("a batch four times too small", bench.run(data, *settings, *places), (BATCH,))
 
 

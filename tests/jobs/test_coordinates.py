@@ -63,6 +63,8 @@ def test_a_run_is_checked_on_its_own_data(configured: Callable[..., SheepOpConfi
     assert found.rate == 0.01 and found.widths == (16, 32, 64)
     assert (tmp_path / "out" / "coordinates.json").is_file() and (tmp_path / "out" / "coordinates.svg").is_file()
     assert sorted(path.name for path in run.rglob("*")) == before
+    with pytest.raises(UsageError, match="nothing would change"):
+        check_coordinates(CoordinatesRequest(run, learning_rate=0.0))
     with pytest.raises(UsageError, match="is a run, which has its settings and data"):
         check_coordinates(CoordinatesRequest(run, overrides=("seed=1",)))
 

@@ -19,7 +19,7 @@ from sheepop.interpret.control.layers import layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
 from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness
 from sheepop.interpret.control.training_findings import NoiseFinding, SharpnessFinding
-from sheepop.interpret.control.watching import noise_sample
+from sheepop.interpret.control.watching import noise_sample, tables_of
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.analysis import obstacle
@@ -169,7 +169,7 @@ def noise_of(run: StoppedRun, *, batches: int = 8) -> NoiseFinding:
             raise UsageError("The batches of this run have one row, so the noise between rows cannot be seen in them.")
         samples.append(sample)
     size = run.config.training.global_batch_size
-    return NoiseFinding(_notes(()), run.state.step, size, samples, NoiseScale.of(samples))
+    return NoiseFinding(_notes(tables_of(run.model)), run.state.step, size, samples, NoiseScale.of(samples))
 
 
 def _notes(left_out: Sequence[str]) -> tuple[str, ...]:

@@ -66,6 +66,8 @@ def check_coordinates(request: CoordinatesRequest) -> Coordinates:
         widths = request.widths or usual_widths(model)
         networks = {width: widened(model, width) for width in widths}
         rate = training.learning_rate if request.learning_rate is None else request.learning_rate
+        if not rate > 0:
+            raise UsageError(f"The learning rate is {rate:g}, so nothing would change. Give --learning-rate above 0.")
         with request.console.progress("Training", len(networks) * request.steps, "steps") as progress:
 
             def trial(width: int) -> Iterator[dict[str, Tensor]]:

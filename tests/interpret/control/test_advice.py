@@ -64,6 +64,16 @@ def test_a_rate_near_its_limit_is_named_with_its_step_and_evidence() -> None:
     assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.6)}
 
 
+def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None:
+    """Two measurements near the limit may be chance, three are not."""
+    assert causes(sharpness_share=[0.2, 0.95, 0.92]) == []
+    (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 0.92, 0.93]))
+    assert (found.cause, found.step) == (RATE, 20)
+    assert "The learning rate is at 0.93 of its limit since step 20" in found.words
+    assert "lengthen the warm-up, or halve training.learning_rate." in found.words
+    assert found.changes == {"training.learning_rate": 0.5}
+
+
 def test_a_passed_stretch_is_named_with_its_end() -> None:
     (found,) = advice_of(rows(sharpness_share=[1.1, 1.0, 0.3, 0.2]))
     assert "from step 10 to 20" in found.words

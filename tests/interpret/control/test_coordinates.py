@@ -35,7 +35,8 @@ def test_the_interval_is_that_of_a_regression() -> None:
     )
 
 
-def test_what_is_not_finite_grows() -> None:
+def test_what_does_not_change_does_not_grow_and_what_is_not_finite_does() -> None:
+    assert Growth.of(WIDTHS, [0.0] * 4).direction == 0
     assert Growth.of(WIDTHS, [1.0, 1.0, float("inf"), 1.0]).direction == 1
 
 

@@ -51,6 +51,8 @@ def widened(config: ModelConfig, width: int) -> ModelConfig:
 
     Raises `ConfigError` if heads or units are then not whole, or if a part has widths of its own.
     """
+    if config.architecture != "decoder":
+        raise ConfigError("Coordinates are compared of decoders, and model.architecture is encoder_decoder.")
     if own := [name for name in _OWN_WIDTHS if getattr(config, name) is not None]:
         raise ConfigError(
             f"model.{own[0]} has widths of its own, which do not follow d_model. Check a network without it."
@@ -109,7 +111,12 @@ class Growth:
 
     @classmethod
     def of(cls, widths: Sequence[int], sizes: Sequence[float]) -> Growth:
-        """The factor of a power law through sizes at some widths, by least squares, within two standard errors."""
+        """The factor of a power law through sizes at some widths, by least squares, within two standard errors.
+
+        What is 0 at every width, such as the change of a frozen embedding, has the factor 1.
+        """
+        if not any(sizes):
+            return cls(1.0, 1.0, 1.0)
         x, y = (torch.tensor(values, dtype=torch.float64).log2() for values in (widths, sizes))
         x = x - x.mean()
         slope = (x @ y) / x.square().sum()

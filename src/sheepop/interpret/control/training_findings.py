@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sheepop.interpret.control.advice import NEAR_LIMIT, power_of_two
-from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.finding import Finding, columns, data_of, said
 from sheepop.interpret.control.layers import LayerHealth
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
 from sheepop.interpret.control.stability import MOST_FACTOR, Sharpness, StepResponse
@@ -100,9 +100,7 @@ class SharpnessFinding(Finding):
                 for factor, loss in zip(self.response.factors, self.response.losses, strict=True)
             ],
             "update_ratios": dict(self.ratios),
-            "attention_logits": dict(self.health.attention_logits),
-            "dead_heads": list(self.health.dead_heads),
-            "dead_units": dict(self.health.dead_units),
+            **data_of(self.health),
         }
         return said(self, numbers)
 
@@ -186,7 +184,7 @@ class NoiseFinding(Finding):
             "high": self.scale.high,
             "batch_rows": self.batch_rows,
             "recommended_batch": power_of_two(self.scale.rows) if self.scale.rows < math.inf else None,
-            "batches": [{"noise": sample.noise, "signal": sample.signal} for sample in self.samples],
+            "batches": data_of(list(self.samples)),
         }
         return said(self, numbers)
 

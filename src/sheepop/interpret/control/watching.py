@@ -22,6 +22,7 @@ from sheepop.interpret.control.layers import layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample
 from sheepop.interpret.control.stability import loss_along, measure_sharpness, turning_factor
 from sheepop.model import Transformer
+from sheepop.model.initialization import parameter_role
 from sheepop.train.placement import Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
@@ -129,6 +130,11 @@ class TrainingAnalysis:
                 self.warn(f"Step {row['step']:,}: {advice.words}")
 
 
+def tables_of(model: Transformer) -> list[str]:
+    """The names of the tables of n-grams, which are kept fixed when curvature and noise are measured."""
+    return [name for name, each in model.named_parameters() if parameter_role(name, each.shape) == "table"]
+
+
 def noise_sample(model: Transformer, batches: Sequence[TensorBatch]) -> NoiseSample | None:
     """The noise and the signal of the gradient over the micro-batches of a step; None if that has a single row."""
     sizes = [len(batch.labels) for batch in batches]
@@ -141,8 +147,12 @@ def noise_sample(model: Transformer, batches: Sequence[TensorBatch]) -> NoiseSam
 
 
 def _gradients(model: Transformer, batches: Sequence[TensorBatch], rows: int) -> Iterator[Sequence[Tensor]]:
-    """The mean gradients of pieces of `rows` rows; a token has the same weight in all of them."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    """The mean gradients of pieces of `rows` rows; a token has the same weight in all of them.
+
+    Those of tables, of which a row of text reads few rows, are left out.
+    """
+    left_out = set(tables_of(model))
+    weights = [each for name, each in model.named_parameters() if each.requires_grad and name not in left_out]
     labels, total = sum(map(num_labels, batches)), sum(len(batch.labels) for batch in batches)
     of_piece = labels * rows / total
     for batch in batches:
