@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+import sheepop
 from sheepop.core.json_lines import read_json_lines
-from sheepop.interpret.control.advice import BATCH, LAYER, RATE, Advice, advice_of, noise_scale_of
+from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, Advice, advice_of, noise_scale_of
 from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
 from sheepop.jobs.config import SheepOpConfig, load_config
 
@@ -80,6 +82,28 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
     _, wrong = trained(*often, f"training.learning_rate={1.3 * limit}", fork=path)
     assert wrong and wrong[0].cause in (RATE, LAYER) and wrong[0].step <= 3
     assert trained(*often, f"training.learning_rate={0.5 * limit}", fork=path)[1] == []
+
+
+def test_an_unstable_matrix_is_named(trained: Trained) -> None:
+    """One matrix has fifty times the rate of the others."""
+    matrix = "blocks.1.feed_forward.down_proj.weight"
+    _, advice = trained(f"training.layers=[{{pattern: {matrix}, learning_rate: 50}}]")
+    (found,) = [each for each in advice if each.cause == LAYER]
+    assert "block 1 (" in found.words and f"in {matrix})" in found.words
+
+
+def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
+    """Its values and its part of the output are 0, so that no gradient revives it."""
+    lm = sheepop.load(trained("training.max_steps=10")[0], device="cpu")
+    attention = lm.model.layers[1].attention
+    assert attention is not None
+    with torch.no_grad():
+        attention.v_proj.weight[16:] = 0
+        attention.v_proj.bias[16:] = 0
+        attention.o_proj.weight[:, 16:] = 0
+    lm.save(tmp_path / "model")
+    _, advice = trained("training.max_steps=20", fork=tmp_path / "model")
+    assert [each.cause for each in advice] == [HEADS] and "blocks.1.attention head 1" in advice[0].words
 
 
 def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,17 @@ def test_a_watched_run_has_the_same_weights_and_losses(
     found = weights_of(analysed)
     for name, weight in weights_of(plain).items():
         assert torch.equal(weight, found[name]), name
+
+
+def test_a_network_with_tables_of_ngrams_is_measured_without_them(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path
+) -> None:
+    settings = ("model.ngrams.rows=64", "training.max_steps=2", "training.checkpoint_interval=2", *OFTEN)
+    run = RunDirectory.open(train(configured(tmp_path / "run", *settings)).run)
+    (row,) = rows_of(run, "analysis")
+    assert row["gradient_noise"] > 0 and row["sharpness_limit"] > 0
+    found = analyze_run(RunAnalysisRequest(run.path, device="cpu"), "noise", lambda run: noise_of(run, batches=2))
+    assert "Tables of n-grams are kept fixed: ngrams.table" in found.notes[1]
 
 
 def test_a_resumed_run_measures_the_same(
@@ -152,7 +164,8 @@ def test_advice_is_tried_beside_the_run(configured: Callable[..., SheepOpConfig]
     score = next(row for row in read_json_lines(place / "metrics.jsonl").rows if row["split"] == "score")
     assert found.trial.before == score["loss"] > found.trial.after  # type: ignore[operator]
     assert "The advice helped: the held-out loss is -" in found.sentences()[-1]
-    assert (tmp_path / "out" / "advice.json").is_file()
+    stored = json.loads((tmp_path / "out" / "advice.json").read_text())
+    assert [row["sharpness_share"] > 1 for row in stored["measured"]] == [True] * 6
 
 
 def test_a_run_that_measured_nothing_has_no_advice(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:

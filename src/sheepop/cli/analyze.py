@@ -7,45 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sheepop.cli.analysis_options import (
-    Exactness,
-    Model,
-    Output,
-    Overwrite,
-    Probes,
-    Prompt,
-    Seed,
-    Steps,
-    Text,
-    one_prompt,
-    run_analysis,
-)
-from sheepop.cli.options import MODEL, Adapter, Device, Json, Quiet, make_console
+from sheepop.cli.analysis_options import Probes, Seed, Steps, at_prompt
+from sheepop.cli.options import MODEL
 
 if TYPE_CHECKING:
     from sheepop.interpret.control.analyses import Analyses
+    from sheepop.interpret.control.finding import Finding
 
 Position = Annotated[int, typer.Option(help="The token whose vector is changed; -1 is the last.")]
 
 app = typer.Typer(help="Analyse a model as a control system: gains, influence, control, loops.", no_args_is_help=True)
 
 
-@app.command()
-def gains(
-    model: Model,
-    text: Text = None,
-    prompt: Prompt = None,
-    output: Output = None,
-    steps: Steps = 32,
-    probes: Probes = 8,
-    seed: Seed = 0,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+@at_prompt(app, "gains")
+def gains(found: Analyses, prompt: str, steps: Steps = 32, probes: Probes = 8, seed: Seed = 0) -> Finding:
     """Measure by how much each block enlarges a small change of its input.
 
     Shows the largest, the smallest and the typical gain of every block and of its parts at a prompt, the gain of all
@@ -57,36 +32,11 @@ def gains(
 
       sheepop analyze gains runs/quickstart --prompt "def main(" --output analysis
     """
-    given = one_prompt(text, prompt)
-    run_analysis(
-        "gains",
-        model,
-        lambda found: found.gains(given, steps=steps, probes=probes, seed=seed),
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    return found.gains(prompt, steps=steps, probes=probes, seed=seed)
 
 
-@app.command()
-def influence(
-    model: Model,
-    text: Text = None,
-    prompt: Prompt = None,
-    output: Output = None,
-    probes: Probes = 4,
-    seed: Seed = 0,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+@at_prompt(app, "influence")
+def influence(found: Analyses, prompt: str, probes: Probes = 4, seed: Seed = 0) -> Finding:
     """Measure how far each token of a prompt reaches the states of later tokens.
 
     Beside it stand attention rollout and the mean attention weights, and how far they are from it.
@@ -98,38 +48,18 @@ def influence(
       sheepop analyze influence runs/quickstart "def main(" --probes 16 --output analysis
 
     """
-    given = one_prompt(text, prompt)
-    run_analysis(
-        "influence",
-        model,
-        lambda found: found.influence(given, probes=probes, seed=seed),
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    return found.influence(prompt, probes=probes, seed=seed)
 
 
-@app.command()
+@at_prompt(app, "impulse")
 def impulse(
-    model: Model,
-    text: Text = None,
-    prompt: Prompt = None,
-    output: Output = None,
+    found: Analyses,
+    prompt: str,
     position: Position = 0,
     size: Annotated[float, typer.Option(help="Length of the change, as a share of the vector's.")] = 0.01,
     probes: Probes = 8,
     seed: Seed = 0,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Finding:
     """Change the vector of one token, and follow the change through layers and later tokens.
 
     The network itself is run, and its response compared with that of the derivative. Before the token, the response is
@@ -140,39 +70,19 @@ def impulse(
       sheepop analyze impulse runs/quickstart "def main(" --position 1 --output analysis
 
     """
-    given = one_prompt(text, prompt)
-    run_analysis(
-        "impulse",
-        model,
-        lambda found: found.impulse(given, position, size=size, probes=probes, seed=seed),
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    return found.impulse(prompt, position, size=size, probes=probes, seed=seed)
 
 
-@app.command("state-space")
+@at_prompt(app, "state-space")
 def state_space(
-    model: Model,
-    text: Text = None,
-    prompt: Prompt = None,
-    output: Output = None,
+    found: Analyses,
+    prompt: str,
     position: Position = -1,
     candidates: Annotated[int, typer.Option(min=1, help="Next tokens that are tried to be reached.")] = 8,
     steps: Steps = 32,
     probes: Probes = 8,
     seed: Seed = 0,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Finding:
     """Describe the network as a state-space system: dimensions, what can be controlled, what can be observed.
 
     Shows the gains of the linearised system of every block at the last token, which next tokens a change of one
@@ -183,38 +93,18 @@ def state_space(
       sheepop analyze state-space runs/quickstart "def main(" --position 1
 
     """
-    given = one_prompt(text, prompt)
-    run_analysis(
-        "state-space",
-        model,
-        lambda found: found.state_space(given, position, candidates=candidates, steps=steps, probes=probes, seed=seed),
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    return found.state_space(prompt, position, candidates=candidates, steps=steps, probes=probes, seed=seed)
 
 
-@app.command()
+@at_prompt(app, "blocks")
 def blocks(
-    model: Model,
-    text: Text = None,
-    prompt: Prompt = None,
-    output: Output = None,
+    found: Analyses,
+    prompt: str,
     layer: Annotated[int, typer.Option(min=0, help="The block whose inside is drawn.")] = 0,
     fed: Annotated[int, typer.Option(min=1, help="Written tokens that are fed back in the loop.")] = 4,
     probes: Probes = 8,
     seed: Seed = 0,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Finding:
     """Draw the network's block diagrams, and reduce them step by step to one transfer function.
 
     Every box has its gain at the prompt. Within a pass there is no loop; the loop of generation is closed over the
@@ -225,37 +115,17 @@ def blocks(
       sheepop analyze blocks runs/quickstart "def main(" --output analysis
 
     """
-    given = one_prompt(text, prompt)
-    run_analysis(
-        "blocks",
-        model,
-        lambda found: found.blocks(given, layer=layer, fed=fed, probes=probes, seed=seed),
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    return found.blocks(prompt, layer=layer, fed=fed, probes=probes, seed=seed)
 
 
-@app.command()
+@at_prompt(app, "compare")
 def compare(
-    model: Model,
+    found: Analyses,
+    prompt: str,
     other: Annotated[Path, typer.Argument(metavar="OTHER", help=f"The second model. {MODEL}")],
-    text: Text = None,
-    prompt: Prompt = None,
-    output: Output = None,
     probes: Probes = 8,
     seed: Seed = 0,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Finding:
     """Show which gains and influences differ between two models, such as before and after tuning.
 
     Example:
@@ -263,25 +133,7 @@ def compare(
       sheepop analyze compare runs/quickstart runs/tuned "def main(" --output analysis
 
     """
-    given = one_prompt(text, prompt)
+    from sheepop.jobs.analyze import AnalysisRequest, open_model
 
-    def another() -> Analyses:
-        from sheepop.checkpoint.model_source import resolve_model_directory
-
-        resolve_model_directory(other, make_console(quiet or as_json))
-        from sheepop.jobs.analyze import AnalysisRequest, open_model
-
-        return open_model(AnalysisRequest(other, device=device or "auto", dtype=dtype))
-
-    run_analysis(
-        "compare",
-        model,
-        lambda found: found.compare(another(), given, probes=probes, seed=seed),
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    second = open_model(AnalysisRequest(other, device=found.model.device.type, dtype=found.dtype))
+    return found.compare(second, prompt, probes=probes, seed=seed)

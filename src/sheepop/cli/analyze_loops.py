@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sheepop.cli.analysis_options import (
-    Exactness,
-    Model,
-    Output,
-    Overwrite,
-    Prompt,
-    Text,
-    one_prompt,
-    print_finding,
-    run_analysis,
-)
+from sheepop.cli import analyze
+from sheepop.cli.analysis_options import Output, Overwrite, at_prompt, print_finding
 from sheepop.cli.generation_options import Greedy, RepetitionPenalty, Temperature, TopK, TopP
-from sheepop.cli.options import Adapter, Device, Json, Quiet, make_console
+from sheepop.cli.options import Device, Json, Overrides, Quiet, make_console
+from sheepop.cli.train import options_of
 
 if TYPE_CHECKING:
     from sheepop.interpret.control.analyses import Analyses
     from sheepop.interpret.control.finding import Finding
     from sheepop.jobs.analyze_run import StoppedRun
+
+app = analyze.app
+"""All verbs, of this file and of that one."""
 
 Run = Annotated[Path, typer.Argument(help="A run directory, which sheepop train writes.")]
 Step = Annotated[int | None, typer.Option(min=0, help="The step of a checkpoint, instead of the newest.")]
@@ -39,10 +34,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
 Batches = Annotated[int, typer.Option(min=2, help="Batches to measure.")]
 
 
+@at_prompt(app, "decode")
 def decode(
-    model: Model,
-    text: Text = None,
-    prompt: Prompt = None,
+    found: Analyses,
+    prompt: str,
     length: Length = 48,
     pairs: Pairs = 8,
     greedy: Greedy = False,
@@ -51,14 +46,7 @@ def decode(
     top_p: TopP = None,
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = 0,
-    output: Output = None,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Exactness = "float32",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Finding:
     """Look at generation as a closed loop: how far a change reaches, and whether the text repeats itself.
 
     Shows how the effect of another token fades in the same text, how long sampled texts stay equal, whether small
@@ -70,35 +58,20 @@ def decode(
 
       sheepop analyze decode runs/quickstart "def main(" --temperature 0.2 --repetition-penalty 1.1
     """
-    given = one_prompt(text, prompt)
+    from sheepop.generate.config import requested
 
-    def analysis(found: Analyses) -> Finding:
-        from sheepop.generate.config import requested
-
-        settings = requested(
-            max_new_tokens=length,
-            greedy=greedy,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-        )
-        return found.decode(given, settings, length=length, pairs=pairs, seed=seed)
-
-    run_analysis(
-        "decode",
-        model,
-        analysis,
-        output=output,
-        adapter=adapter,
-        device=device,
-        dtype=dtype,
-        overwrite=overwrite,
-        quiet=quiet,
-        as_json=as_json,
+    settings = requested(
+        max_new_tokens=length,
+        greedy=greedy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
     )
+    return found.decode(prompt, settings, length=length, pairs=pairs, seed=seed)
 
 
+@app.command()
 def sharpness(
     run: Run,
     step: Step = None,
@@ -131,6 +104,7 @@ def sharpness(
     _run("sharpness", analysis, run, output, step, learning_rate, device, overwrite, quiet, as_json)
 
 
+@app.command()
 def noise(
     run: Run,
     step: Step = None,
@@ -156,6 +130,7 @@ def noise(
     _run("noise", analysis, run, output, step, None, device, overwrite, quiet, as_json)
 
 
+@app.command()
 def advice(
     run: Run,
     tries: Try = False,
@@ -180,6 +155,54 @@ def advice(
     console = make_console(quiet or as_json)
     found = advise(run, output=output, tries=tries, overwrite=overwrite, console=console)
     print_finding(found, output, quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def coordinates(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CONFIG", help="A run directory, or a config file.")],
+    overrides: Overrides = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="With a config file: a file, folder or corpus; repeatable.")
+    ] = None,
+    width: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="A d_model; repeatable.", show_default="four, up to that of the network"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that each width trains.")] = 5,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="A learning rate.", show_default="that of the run")
+    ] = None,
+    output: Output = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Check whether a learning rate fits other widths: train the network at several, and compare activations.
+
+    Under muP (maximal-update parametrisation) a step changes activations equally at every width. Shows by which factor
+    each activation grows for each doubling of the width, before the first step and after the last.
+
+    Examples:
+
+      sheepop analyze coordinates runs/quickstart
+
+      sheepop analyze coordinates recipes/code-bpe.yaml --data notes/ --width 64 --width 128 --width 256
+    """
+    from sheepop.jobs.coordinates import CoordinatesRequest, check_coordinates
+
+    request = CoordinatesRequest(
+        source,
+        width or (),
+        steps,
+        learning_rate,
+        output,
+        overwrite,
+        overrides or (),
+        options_of(data, device),
+        make_console(quiet or as_json),
+    )
+    print_finding(check_coordinates(request), output, quiet=quiet, as_json=as_json)
 
 
 def _run(

@@ -17,7 +17,6 @@ from typer.core import TyperCommand
 
 import sheepop
 from sheepop.cli import (
-    analyze,
     analyze_loops,
     bench,
     chat,
@@ -80,9 +79,7 @@ app.command("bench", **_MEASURE)(bench.bench)
 app.command("monitor", **_MEASURE)(monitor.monitor)
 app.command("ui", cls=ConfiguredCommand, **_LOOK)(ui.ui)
 app.command("trace", **_LOOK)(trace.trace)
-app.add_typer(analyze.app, name="analyze", **_LOOK)
-for verb in (analyze_loops.decode, analyze_loops.sharpness, analyze_loops.noise, analyze_loops.advice):
-    analyze.app.command()(verb)
+app.add_typer(analyze_loops.app, name="analyze", **_LOOK)
 app.command("runs", **_LOOK)(runs.runs)
 app.command("import", **_MOVE)(exchange.import_model)
 app.command("export", **_MOVE)(exchange.export_model)

@@ -35,9 +35,13 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class AdviceFinding(Finding):
-    """The advice of a run's analysis, most urgent first, and the trial of the first one that changes a setting."""
+    """The advice of a run's analysis, most urgent first, and the trial of the first one that changes a setting.
+
+    `measured` are the rows of the analysis, as the run's metrics have them.
+    """
 
     verb: ClassVar[str] = "advice"
+    measured: Sequence[Mapping[str, Any]]
     advice: Sequence[Advice]
     trial: Trial | None
 
@@ -72,7 +76,7 @@ class AdviceFinding(Finding):
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
         trial = None if self.trial is None else {**vars(self.trial), "run": str(self.trial.run)}
-        numbers = {"advice": [vars(each) for each in self.advice], "trial": trial}
+        numbers = {"advice": [vars(each) for each in self.advice], "trial": trial, "measured": list(self.measured)}
         return said(self, numbers)
 
 
@@ -94,7 +98,8 @@ def advise(
     if stored is None:
         raise UsageError(f"{run} is not a training run. Give a run directory, which `sheepop train` writes.")
     rows = read_json_lines(RunDirectory(run).metrics_file).rows
-    if not any(row.get("split") == "analysis" for row in rows):
+    measured = [row for row in rows if row.get("split") == "analysis"]
+    if not measured:
         raise UsageError(f"{run} measured nothing while it trained. Train with analysis.quantities=[sharpness,noise].")
     advice = advice_of(rows)
     trial = None
@@ -103,7 +108,7 @@ def advise(
         if chosen is None:
             raise UsageError("There is no advised change of a setting to try.")
         trial = _try(run, stored, chosen, rows, overwrite, console or Console.silent())
-    found = AdviceFinding((), advice, trial)
+    found = AdviceFinding((), measured, advice, trial)
     if output is not None:
         write_finding(found, output)
     return found

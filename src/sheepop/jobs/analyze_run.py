@@ -17,9 +17,9 @@ from sheepop.interpret.control.curvature import rows_of
 from sheepop.interpret.control.finding import Finding
 from sheepop.interpret.control.layers import layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
-from sheepop.interpret.control.stability import loss_along, measure_sharpness, turning_factor
+from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness
 from sheepop.interpret.control.training_findings import NoiseFinding, SharpnessFinding
-from sheepop.interpret.control.watching import noise_sample
+from sheepop.interpret.control.watching import noise_sample, tables_of
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.analysis import obstacle
@@ -141,7 +141,7 @@ def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _M
     )
     update = {name: trained[name].detach() - weight for name, weight in before.items()}
     with parts.placement.evaluating():
-        turning = turning_factor(loss_along(run.model, before, update, batch))
+        response = StepResponse.of(loss_along(run.model, before, update, batch))
         health = layer_health(run.model, batch)
     return SharpnessFinding(
         _notes(sharpness.left_out),
@@ -149,7 +149,7 @@ def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _M
         run.rate,
         config.training.learning_rate,
         sharpness,
-        turning,
+        response,
         update_ratios(before, update),
         health,
     )
@@ -169,7 +169,7 @@ def noise_of(run: StoppedRun, *, batches: int = 8) -> NoiseFinding:
             raise UsageError("The batches of this run have one row, so the noise between rows cannot be seen in them.")
         samples.append(sample)
     size = run.config.training.global_batch_size
-    return NoiseFinding(_notes(()), run.state.step, size, samples, NoiseScale.of(samples))
+    return NoiseFinding(_notes(tables_of(run.model)), run.state.step, size, samples, NoiseScale.of(samples))
 
 
 def _notes(left_out: Sequence[str]) -> tuple[str, ...]:

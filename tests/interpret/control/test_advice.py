@@ -64,6 +64,16 @@ def test_a_rate_near_its_limit_is_named_with_its_step_and_evidence() -> None:
     assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.6)}
 
 
+def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None:
+    """Two measurements near the limit may be chance, three are not."""
+    assert causes(sharpness_share=[0.2, 0.95, 0.92]) == []
+    (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 0.92, 0.93]))
+    assert (found.cause, found.step) == (RATE, 20)
+    assert "The learning rate is at 0.93 of its limit since step 20" in found.words
+    assert "lengthen the warm-up, or halve training.learning_rate." in found.words
+    assert found.changes == {"training.learning_rate": 0.5}
+
+
 def test_a_passed_stretch_is_named_with_its_end() -> None:
     (found,) = advice_of(rows(sharpness_share=[1.1, 1.0, 0.3, 0.2]))
     assert "from step 10 to 20" in found.words
@@ -74,10 +84,16 @@ def test_single_peaks_and_gaps_are_no_stretch(shares: list[Any]) -> None:
     assert causes(sharpness_share=shares) == []
 
 
-def test_one_sharp_layer_is_named() -> None:
-    place = "blocks.1"
-    (found,) = advice_of(rows(sharpness_share=[1.1, 1.2], sharpest=[place] * 2, sharpest_share=[0.9, 0.8]))
-    assert found.cause == LAYER and "lie in blocks.1: lower its rate" in found.words
+def test_one_sharp_layer_is_named_with_its_matrix_and_an_entry_that_slows_it() -> None:
+    columns = {"sharpness_share": [1.1, 1.2], "sharpest": ["blocks.1"] * 2, "sharpest_share": [0.9, 0.8]}
+    (found,) = advice_of(rows(**columns))
+    assert found.cause == LAYER and "80% of the sharpest direction lie in block 1: lower its rate by" in found.words
+    matrix = {"sharpest_at": ["blocks.1.feed_forward.up_proj.weight"] * 2, "sharpest_at_share": [0.7, 0.6]}
+    (found,) = advice_of(rows(**columns, **matrix))
+    assert "lie in block 1 (60% in blocks.1.feed_forward.up_proj.weight)" in found.words
+    assert "training.layers=[{pattern: blocks.1.*, learning_rate: 0.42}]" in found.words
+    (outside,) = advice_of(rows(**{**columns, "sharpest": ["embedding"] * 2}))
+    assert "lie in embedding: lower its rate" in outside.words
 
 
 def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None:

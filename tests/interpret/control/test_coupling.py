@@ -99,6 +99,21 @@ def test_a_linear_map_has_the_logarithm_of_its_largest_eigenvalue() -> None:
     assert found.value == pytest.approx(math.log(0.8), abs=1e-6)
 
 
+def test_the_divergence_is_finite_where_the_sampler_removes_tokens() -> None:
+    """Each text has its own predictions, and a sampler of the likeliest token only, so that both always differ."""
+
+    def predict(texts_BT: torch.Tensor) -> torch.Tensor:
+        return torch.where(texts_BT[:, :1] == 0, P.log(), Q.log())
+
+    def likeliest(logits_BV: torch.Tensor) -> torch.Tensor:
+        return logits_BV.masked_fill(logits_BV < logits_BV.amax(-1, keepdim=True), -torch.inf)
+
+    texts = torch.tensor([0]), torch.tensor([1])
+    found = survival(predict, *texts, steps=1, pairs=2, generator=generator(), warp=likeliest)
+    by_hand = sum(p * math.log(p / q) for p, q in zip(P.tolist(), Q.tolist(), strict=True))
+    assert found.equal == [0.0] and found.divergence == [pytest.approx(by_hand)]
+
+
 def test_the_soft_loop_steps_as_its_equation_says(model: Transformer) -> None:
     loop, ids = SoftLoop(model, temperature=0.7), torch.tensor([3, 1, 5])
     with torch.no_grad():

@@ -20,7 +20,7 @@ from sheepop.interpret.control.curvature import (
     sgd_limit,
     stepwise_attention,
 )
-from sheepop.interpret.control.stability import loss_along, measure_sharpness, turning_factor
+from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness, turning_factor
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.train.optimizers.momentum import Lion, Muon, orthogonalize
 from sheepop.train.tensor_batch import TensorBatch
@@ -229,6 +229,20 @@ def test_a_quadratic_turns_where_its_curvature_says(share: float, factor: float)
 def test_the_turn_is_bounded() -> None:
     assert turning_factor(lambda way: -way) == 64
     assert turning_factor(lambda way: way) == 0
+
+
+@pytest.mark.parametrize("lowest", [0.1, 0.8, 7.0])
+def test_a_loss_along_a_step_has_its_minimum_where_it_was_put(lowest: float) -> None:
+    """(a - c)^2 is lowest at c and back at its first value at 2 c."""
+    found = StepResponse.of(lambda way: (way - lowest) ** 2 + 1)
+    assert found.lowest == pytest.approx(lowest, rel=0.02) and found.turning == pytest.approx(2 * lowest, rel=0.05)
+    assert found.loss(0.0) == lowest**2 + 1 and found.loss(1.0) == pytest.approx((1 - lowest) ** 2 + 1)
+    assert list(found.factors) == sorted(found.factors) and min(found.losses) == found.loss(found.lowest)
+
+
+def test_a_loss_that_only_falls_or_only_rises_has_no_minimum_between() -> None:
+    assert StepResponse.of(lambda way: -way).lowest == 64
+    assert StepResponse.of(lambda way: way).lowest == 0
 
 
 def test_the_loss_along_an_update_is_that_of_the_moved_weights() -> None:

@@ -15,8 +15,8 @@ Row = Mapping[str, Any]
 RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size", "scores", "dead heads", "dead units"
 """The causes that advice names."""
 NEAR_LIMIT = 0.9
-"""From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for the limit."""
-_SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance
+"""From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for one more."""
+_SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance; of a near limit, one more
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 _TIMES_TOO_SMALL = 2.0
@@ -61,7 +61,8 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
-    streak = _streak(rows, "sharpness_share", 1.0)
+    key = "sharpness_share"
+    streak = _streak(rows, key, 1.0) or _streak(rows, key, NEAR_LIMIT, count=_SEVERAL + 1)
     if not streak:
         return None
     # The middle one, because single batches may be far sharper.
@@ -72,14 +73,15 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
         f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
     )
     factor = max(2.0, 2.0 * share)
+    slower = "halve training.learning_rate" if factor == 2.0 else f"divide training.learning_rate by {factor:.1f}"
     if all(row["sharpest"] == layer and row["sharpest_share"] >= _ONE_PLACE for row in streak):
         words = (
             f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
-            f"{layer}: lower its rate by an entry of training.layers, or divide training.learning_rate by "
-            f"{factor:.1f}."
+            f"{_in_words(layer)}{_matrix(middle)}: lower its rate by training.layers="
+            f"[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}], or {slower}."
         )
         return Advice(LAYER, first["step"], words, {"training.learning_rate": 1 / factor})
-    words = f"The learning rate is {evidence}: lengthen the warm-up, or divide training.learning_rate by {factor:.1f}."
+    words = f"The learning rate is {evidence}: lengthen the warm-up, or {slower}."
     return Advice(RATE, first["step"], words, {"training.learning_rate": 1 / factor})
 
 
@@ -139,11 +141,23 @@ def _units(rows: Sequence[Row]) -> Advice | None:
     return Advice(UNITS, streak[0]["step"], words, {"training.learning_rate": 0.5})
 
 
-def _streak(rows: Sequence[Row], key: str, least: float) -> list[Row]:
-    """The first stretch of several rows whose `key` is at least `least`; empty if there is none."""
+def _in_words(layer: str) -> str:
+    """A block, or a module outside the blocks, as `layer_of` names it, in words."""
+    _, _, number = layer.rpartition("blocks.")
+    return f"block {number}" if number.isdecimal() else layer
+
+
+def _matrix(row: Row) -> str:
+    """The matrix in which most of the sharpest direction lies, if the row has it."""
+    place, share = row.get("sharpest_at"), row.get("sharpest_at_share")
+    return "" if place is None or share is None else f" ({share:.0%} in {place})"
+
+
+def _streak(rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL) -> list[Row]:
+    """The first stretch of `count` rows or more whose `key` is at least `least`; empty if there is none."""
     measured = [row for row in rows if number(row.get(key)) is not None]
     stretches = (list(found) for is_high, found in groupby(measured, lambda row: row[key] >= least) if is_high)
-    return next((found for found in stretches if len(found) >= _SEVERAL), [])
+    return next((found for found in stretches if len(found) >= count), [])
 
 
 def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:

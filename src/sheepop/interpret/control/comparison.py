@@ -12,7 +12,7 @@ from torch import Tensor
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 from sheepop.interpret.control.drawing import lines_by_layer
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.gains import Gain, gain_of
 from sheepop.interpret.control.influence import influences
 from sheepop.interpret.control.operating_point import OperatingPoint
@@ -23,7 +23,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
-class GainChanges(Finding):
+class GainChanges(PromptFinding):
     """The gains of the blocks of two models, `first` and `second`, and of all blocks together, which come last.
 
     `influence` (2, T) are the influences of every token on the last state in both, and `error` (2, T) half their
@@ -31,7 +31,6 @@ class GainChanges(Finding):
     """
 
     verb: ClassVar[str] = "compare"
-    tokens: list[str]
     first: tuple[Gain, ...]
     second: tuple[Gain, ...]
     influence: Tensor
@@ -113,5 +112,4 @@ def compare_points(first: OperatingPoint, second: OperatingPoint, *, probes: int
     reached = [influences(point.between(0, first.num_layers), probes, seed, last) for point in (first, second)]
     values, errors = (torch.cat(list(each)) for each in zip(*reached, strict=True))
     notes = tuple(dict.fromkeys((*first.notes, *second.notes)))
-    tokens = [token.text for token in first.trace.tokens]
-    return GainChanges(notes, tokens, gains[0], gains[1], values, errors)
+    return GainChanges(notes, first.tokens, gains[0], gains[1], values, errors)

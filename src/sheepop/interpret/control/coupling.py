@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Predict = Callable[[Tensor], Tensor]
-"""Maps token ids (B, T) to the logits (B, V) of the next token, warped like those of the sampler."""
+"""Maps token ids (B, T) to the logits (B, V) of the next token."""
 
 
 def coincidence(p: Tensor, q: Tensor) -> Tensor:
@@ -45,7 +45,8 @@ def divergence(logits_p: Tensor, logits_q: Tensor) -> Tensor:
 class Survival:
     """How two texts stay together: for every step the probability that no token has differed yet, and its error.
 
-    `divergence` is the mean KL in nats at each step between the two predictions, over pairs that are still equal.
+    `divergence` is the mean KL in nats at each step between the two predictions of the network, over pairs that are
+    still equal. It is that before the sampler removes unlikely tokens, which would make it infinite.
     """
 
     equal: Sequence[float]
@@ -60,9 +61,18 @@ class Survival:
 
 @torch.no_grad()
 def survival(
-    predict: Predict, first_T: Tensor, second_T: Tensor, *, steps: int, pairs: int, generator: torch.Generator
+    predict: Predict,
+    first_T: Tensor,
+    second_T: Tensor,
+    *,
+    steps: int,
+    pairs: int,
+    generator: torch.Generator,
+    warp: Callable[[Tensor], Tensor] = lambda logits_BV: logits_BV,
 ) -> Survival:
     """Continues two prompts with shared noise for `steps` tokens, in `pairs` independent trials.
+
+    Tokens are drawn from the logits as `warp` changes them, like a sampler.
 
     Each trial follows a pair that has stayed equal, and carries the probability of that as its weight, so that no trial
     ends early and the estimate has no bias (sequential importance sampling).
@@ -71,10 +81,10 @@ def survival(
     weights = torch.ones(pairs, dtype=torch.float64)
     equal, errors, divergences = [], [], []
     for _ in range(steps):
-        logits = [predict(text).double().cpu() for text in texts]
+        logits = [predict(text) for text in texts]
         total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-        divergences.append(float((weights * divergence(*logits).clamp(max=1e9)).sum() / total))
-        both = coincidence(*(each.softmax(-1) for each in logits))
+        divergences.append(float((weights * divergence(*logits).cpu()).sum() / total))
+        both = coincidence(*(warp(each).double().cpu().softmax(-1) for each in logits))
         weights = weights * both.sum(-1)
         equal.append(float(weights.mean()))
         errors.append(float(weights.std() / pairs**0.5) if pairs > 1 else 0.0)

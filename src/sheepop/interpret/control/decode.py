@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.warping import warped
 from sheepop.interpret.control.coupling import Survival, divergence, survival
-from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.finding import Finding, columns, data_of, said
 from sheepop.interpret.control.lyapunov import Exponent, SoftLoop, lyapunov_exponent
 from sheepop.interpret.control.operating_point import plain_copy
 from sheepop.interpret.control.repetition import (
@@ -95,7 +94,7 @@ class Decode(Finding):
                 cells.append(f"{values[step]:.3g}" if step < len(values) else "")
             by_token.append(cells)
         repeats = [
-            [f"{each.temperature:g}", f"{each.repetition_penalty:g}", f"{each.last:.3f}", f"{each.gain:.2f}"]
+            [f"{each.temperature:g}", f"{each.repetition_penalty:g}", f"{each.last:.3f}", f"{each.gain:.3g}"]
             for each in self.chances
         ]
         entropies = [[f"{t:g}", f"{entropy:.3f}", f"{slope:.3f}"] for t, entropy, slope in self.entropies]
@@ -167,19 +166,9 @@ class Decode(Finding):
         numbers = {
             "text": self.text,
             "token_ids": list(self.token_ids),
-            "forced": {
-                "position": self.decay.position,
-                "divergences": list(self.decay.divergences),
-                "floor": self.decay.floor,
-                "rate": self.decay.rate,
-            },
-            "survival": {
-                "equal": list(self.survival.equal),
-                "error": list(self.survival.error),
-                "divergence": list(self.survival.divergence),
-                "length": self.survival.length,
-            },
-            "lyapunov": None if self.exponent is None else vars(self.exponent),
+            "forced": data_of(self.decay),
+            "survival": {**data_of(self.survival), "length": self.survival.length},
+            "lyapunov": data_of(self.exponent),
             "is_looping": self.is_looping,
             "phrase": self.phrase,
             "repeats": None if self.loop is None else self.loop.repeats,
@@ -245,9 +234,15 @@ def decode(
     changed = [*token_ids[:position], other, *token_ids[position + 1 :]]
     first, second = (torch.tensor(ids, device=model.device) for ids in (list(token_ids), changed))
 
-    def predict(texts_BT: Tensor) -> Tensor:
-        return warped(model(texts_BT, logits_to_keep=1)[:, -1], [settings] * len(texts_BT))
-
+    together = survival(
+        lambda texts_BT: model(texts_BT, logits_to_keep=1)[:, -1],
+        first,
+        second,
+        steps=length,
+        pairs=pairs,
+        generator=generator,
+        warp=lambda logits_BV: warped(logits_BV, [settings] * len(logits_BV)),
+    )
     loop = find_loop(written.token_ids)
     phrase = list(loop.phrase) if loop else written.token_ids[-_PHRASE:] or list(token_ids[-1:])
     repeats = max(1, min(_REPEATS, (model.config.max_seq_len - len(token_ids)) // len(phrase) - 1))
@@ -263,26 +258,40 @@ def decode(
     for temperature in sorted({*TEMPERATURES, settings.temperature} - {0.0}):
         entropy_T, slope_T = entropy_and_slope(logits_TV, temperature)
         entropies.append((temperature, float(entropy_T.mean()), float(slope_T.mean())))
-    exact, _ = plain_copy(model, torch.float64)
-    try:
-        soft = SoftLoop(exact, settings.temperature or 1.0)
-        state = soft.state(torch.tensor(text[-_WINDOW:], device=model.device))
-        exponent = lyapunov_exponent(soft, state, generator, steps=length, settling=len(state))
-    except UsageError as error:
-        exponent, notes = None, (*notes, str(error))
+    decay, exponent, more = _exactly(model, text, [*changed, *written.token_ids], position, settings, generator, length)
     return Decode(
-        tuple(notes),
+        (*notes, *more),
         text,
         tokenizer.decode(text),
         tokenizer.decode(phrase),
         settings,
-        _forced(model, exact, text, [*changed, *written.token_ids], position),
-        survival(predict, first, second, steps=length, pairs=pairs, generator=generator),
+        decay,
+        together,
         exponent,
         loop,
         repeat_chances(model, list(token_ids), phrase, trials, repeats),
         entropies,
     )
+
+
+def _exactly(
+    model: Transformer,
+    text: Sequence[int],
+    changed: Sequence[int],
+    position: int,
+    settings: GenerationConfig,
+    generator: torch.Generator,
+    steps: int,
+) -> tuple[ForcedDecay, Exponent | None, tuple[str, ...]]:
+    """What needs a copy of the network in float64, which takes twice the memory and so is not kept."""
+    exact, _ = plain_copy(model, torch.float64)
+    decay = _forced(model, exact, text, changed, position)
+    try:
+        soft = SoftLoop(exact, settings.temperature or 1.0)
+    except UsageError as error:
+        return decay, None, (str(error),)
+    state = soft.state(torch.tensor(text[-_WINDOW:], device=model.device))
+    return decay, lyapunov_exponent(soft, state, generator, steps=steps, settling=len(state)), ()
 
 
 def _runner_up(model: Transformer, text: Sequence[int], position: int) -> int:

@@ -16,7 +16,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction
-from sheepop.interpret.control.finding import Finding
+from sheepop.interpret.control.finding import PromptFinding
 from sheepop.interpret.control.gains import Gain, gain_of, parts_of_block
 from sheepop.interpret.control.jacobian import Jacobian
 from sheepop.interpret.control.operating_point import OperatingPoint
@@ -34,7 +34,7 @@ _POSITIONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class BlockDiagrams(Finding):
+class BlockDiagrams(PromptFinding):
     """The boxes of a network with their gains.
 
     `parts` are those of block `layer`, and `layout` says how they are connected. `whole` maps the embeddings to the
@@ -44,7 +44,6 @@ class BlockDiagrams(Finding):
     """
 
     verb: ClassVar[str] = "blocks"
-    tokens: list[str]
     positions: str
     adds_positions: bool
     layer: int
@@ -126,10 +125,9 @@ def block_diagrams(
     last = Jacobian(
         lambda x_TD: point.read_in_nats(point.run(0, point.num_layers, x_TD[None])[-1][0, -1:]), point.states[0]
     )
-    trace = point.trace
     return BlockDiagrams(
         point.notes,
-        [token.text for token in trace.tokens],
+        point.tokens,
         _POSITIONS[config.position_encoding],
         config.position_encoding in ("sinusoidal", "learned"),
         layer,
@@ -142,7 +140,7 @@ def block_diagrams(
         measured("open loop", open_loop),
         measured("closed loop", loop),
         fed,
-        "".join(token.text for token in longer.trace.tokens[point.num_tokens :]),
+        "".join(longer.tokens[point.num_tokens :]),
     )
 
 

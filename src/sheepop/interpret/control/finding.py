@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from sheepop.core.facts import visible_line
 from sheepop.core.files import finite
 from sheepop.interpret.pictures import Picture
 
@@ -36,8 +37,18 @@ class Finding(ABC):
     def to_dict(self) -> dict[str, Any]:
         """All fields, and the properties named in `derived`, as plain data; ``--json`` prints it."""
         names = (*(field.name for field in fields(self)), *self.derived)
-        words = {"analysis": self.verb, "sentences": self.sentences()}
-        return words | {name: plain(getattr(self, name)) for name in names}
+        return said(self, {name: data_of(getattr(self, name)) for name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class PromptFinding(Finding):
+    """The result of an analysis at a prompt with these `tokens`, as text."""
+
+    tokens: list[str]
+
+    def named(self, token: int) -> str:
+        """A token in words, by its number."""
+        return f"token {token} ({visible_line(self.tokens[token])!r})"
 
 
 def said(finding: Finding, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,16 +58,16 @@ def said(finding: Finding, numbers: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def plain(value: Any) -> Any:
+def data_of(value: Any) -> Any:
     """Plain data of tensors, tuples, mappings and dataclasses; fields whose names end in ``direction`` are left out."""
     if isinstance(value, Tensor):
         return value.tolist()
     if is_dataclass(value):
         names = (field.name for field in fields(value))
-        return {name: plain(getattr(value, name)) for name in names if not name.endswith("direction")}
+        return {name: data_of(getattr(value, name)) for name in names if not name.endswith("direction")}
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: data_of(each) for name, each in value.items()}
+    return [data_of(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -13,9 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sheepop.core.facts import visible_line
 from sheepop.interpret.control.drawing import heat_map, lines_by_layer
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import (
     Interval,
     Jacobian,
@@ -67,7 +66,7 @@ class BlockGains:
 
 
 @dataclass(frozen=True, eq=False)
-class Gains(Finding):
+class Gains(PromptFinding):
     """The gains of every block of a network, of all blocks together, and of the output.
 
     `product` is the product of the blocks' largest gains, which bounds that of the `whole`. `head` maps the stream
@@ -78,7 +77,6 @@ class Gains(Finding):
 
     verb: ClassVar[str] = "gains"
     derived: ClassVar[tuple[str, ...]] = ("product", "relative")
-    tokens: list[str]
     labels: list[str]
     blocks: tuple[BlockGains, ...]
     whole: Gain
@@ -140,12 +138,11 @@ class Gains(Finding):
         found = []
         strongest = max(self.blocks, key=lambda gains: gains.block.largest)
         for layer, gains in enumerate(self.blocks):
-            block, word = gains.block, visible_line(self.tokens[gains.focus])
+            block = gains.block
             if gains is strongest or block.largest > _STRONG * block.typical.value:
                 found.append(
                     f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
-                    f"of which lies at token {gains.focus} ({word!r}), and by {block.typical.value:.3g} along a "
-                    "random one."
+                    f"of which lies at {self.named(gains.focus)}, and by {block.typical.value:.3g} along a random one."
                 )
         whole = self.whole
         found.append(
@@ -193,7 +190,7 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
     head = Jacobian(point.read_in_nats, point.states[-1][-1:])
     return Gains(
         point.notes,
-        [token.text for token in point.trace.tokens],
+        point.tokens,
         labels_of(point.trace),
         blocks,
         whole,

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from sheepop.core.errors import UsageError
-from sheepop.core.facts import counted, visible_line
+from sheepop.core.facts import counted
 from sheepop.interpret.control.drawing import heat_map
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import Jacobian, signs
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
 
 @dataclass(frozen=True, eq=False)
-class Impulse(Finding):
+class Impulse(PromptFinding):
     """The response to a change of the embedding at `position`, whose length is `size` of the embedding's.
 
     `response` (L + 1, T) is the length of the change of the stream, relative to that of the impulse, as the root mean
@@ -33,7 +33,6 @@ class Impulse(Finding):
 
     verb: ClassVar[str] = "impulse"
     derived: ClassVar[tuple[str, ...]] = ("nonlinearity",)
-    tokens: list[str]
     labels: list[str]
     position: int
     size: float
@@ -61,8 +60,7 @@ class Impulse(Finding):
 
     def sentences(self) -> list[str]:
         """How the impulse grows, where it arrives, and that nothing arrives before it."""
-        word = visible_line(self.tokens[self.position])
-        start = f"A change of {self.size:.2%} of the embedding of token {self.position} ({word!r})"
+        start = f"A change of {self.size:.2%} of the embedding of {self.named(self.position)}"
         found = [f"{start} is multiplied by {float(self.response[-1].square().sum().sqrt()):.3g} over all blocks."]
         if self.position:
             nothing = "exactly 0" if self.most_before == 0 else f"up to {self.most_before:.2e}, which should be 0"
@@ -70,9 +68,8 @@ class Impulse(Finding):
         if later := len(self.tokens) - self.position - 1:
             place = self.position + 1 + int(self.response[-1, self.position + 1 :].argmax())
             found.append(
-                f"Of {counted(later, 'later token')} the last state of token {place} "
-                f"({visible_line(self.tokens[place])!r}) changes most, {float(self.response[-1, place]):.3g} times the "
-                "impulse."
+                f"Of {counted(later, 'later token')} the last state of {self.named(place)} changes most, "
+                f"{float(self.response[-1, place]):.3g} times the impulse."
             )
         place = int(self.divergence.argmax())
         found.append(
@@ -93,12 +90,9 @@ def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes:
 
     Raises `UsageError` for a position outside the prompt, and for a size that is not positive.
     """
-    if not -point.num_tokens <= position < point.num_tokens:
-        count = counted(point.num_tokens, "token")
-        raise UsageError(f"--position {position} is outside the prompt, which has {count}.")
+    position = point.position(position)
     if not size > 0:
         raise UsageError(f"--size must be positive, not {size}. It is a share of the embedding's length.")
-    position %= point.num_tokens
     embedded = point.states[0]
     changes = torch.zeros(probes + 1, *embedded.shape, dtype=embedded.dtype, device=embedded.device)
     length = size * float(embedded[position].norm())
@@ -117,7 +111,7 @@ def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes:
     response, linear = ((each.double().square().sum(-1).mean(1).sqrt() / length).cpu() for each in (apart, predicted))
     return Impulse(
         point.notes,
-        [token.text for token in point.trace.tokens],
+        point.tokens,
         labels_of(point.trace),
         position,
         size,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sheepop.core.facts import visible_line
 from sheepop.interpret.control.drawing import heat_map
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import Interval, LinearMap, signs
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
@@ -24,7 +24,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False)
-class Influence(Finding):
+class Influence(PromptFinding):
     """Influences (T, T): row i is the token that is reached, column j the token that reaches it.
 
     `influence` is ``|dh_i^L / dh_j^0|_F / sqrt(D)``, the typical length of the change of the last state of token i for
@@ -34,7 +34,6 @@ class Influence(Finding):
 
     verb: ClassVar[str] = "influence"
     derived: ClassVar[tuple[str, ...]] = ("disagreement",)
-    tokens: list[str]
     labels: list[str]
     influence: Tensor
     error: Tensor
@@ -78,7 +77,7 @@ class Influence(Finding):
         found = []
         if len(self.tokens) > 1:
             most = {name: int(rows[-1, :-1].argmax()) for name, rows in self.shares.items()}
-            words = {name: f"token {token} ({visible_line(self.tokens[token])!r})" for name, token in most.items()}
+            words = {name: self.named(token) for name, token in most.items()}
             found.append(
                 f"Besides its own token, the last state depends most on {words['influence']}; attention rollout names "
                 f"{words['rollout']}, and the mean attention weights {words['attention']}."
@@ -87,7 +86,7 @@ class Influence(Finding):
             row = int(apart.argmax())
             found.append(
                 f"Shares of {name} and of influence differ by {float(apart.mean()):.0%} on average, and by "
-                f"{float(apart[row]):.0%} for token {row} ({visible_line(self.tokens[row])!r})."
+                f"{float(apart[row]):.0%} for {self.named(row)}."
             )
         return found
 
@@ -107,10 +106,7 @@ def influence(point: OperatingPoint, *, probes: int = 4, seed: int = 0) -> Influ
     """Measures all influences at an operating point, by `probes` backward passes for each token."""
     found, error = influences(point.between(0, point.num_layers), probes, seed)
     rollout, attention = _by_attention(point.trace)
-    trace = point.trace
-    return Influence(
-        point.notes, [token.text for token in trace.tokens], labels_of(trace), found, error, rollout, attention
-    )
+    return Influence(point.notes, point.tokens, labels_of(point.trace), found, error, rollout, attention)
 
 
 def influences(

@@ -83,11 +83,16 @@ class SoftLoop:
                 "(n-grams, vectors of layers, or a source text), which a mixture does not have."
             )
         self._model, self._temperature = model, temperature
-        self._embeddings_VD = self._embedded(torch.arange(model.config.vocabulary, device=model.device))
+        # A scale may follow the mean, so that a large table is not copied; a norm of each vector may not.
+        every = torch.arange(model.config.vocabulary, device=model.device)
+        self._normed_VD = None if model.embedding_norm is None else self.state(every)
 
+    @torch.no_grad()
     def state(self, token_ids: Tensor) -> Tensor:
         """The state (W, D) after the tokens (W,)."""
-        return self._embeddings_VD[token_ids]
+        model = self._model
+        vectors = model.embedding(token_ids) * model.embedding_scale
+        return vectors if model.embedding_norm is None else model.embedding_norm(vectors)
 
     def __call__(self, state_WD: Tensor) -> Tensor:
         """The next state."""
@@ -96,10 +101,8 @@ class SoftLoop:
         with watch(model, {"embedded": lambda _: state_WD[None]}):
             logits_V = model(ids, logits_to_keep=1)[0, -1]
         weights_V = (logits_V / self._temperature).softmax(-1)
-        return torch.cat((state_WD[1:], (weights_V @ self._embeddings_VD)[None]))
-
-    @torch.no_grad()
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        model = self._model
-        vectors = model.embedding(token_ids) * model.embedding_scale
-        return vectors if model.embedding_norm is None else model.embedding_norm(vectors)
+        if self._normed_VD is None:
+            mean_D = weights_V @ model.embedding.weight * model.embedding_scale
+        else:
+            mean_D = weights_V @ self._normed_VD
+        return torch.cat((state_WD[1:], mean_D[None]))

@@ -119,6 +119,18 @@ class OperatingPoint:
         """T."""
         return self.trace.num_tokens
 
+    @property
+    def tokens(self) -> list[str]:
+        """The texts of the prompt's tokens."""
+        return [token.text for token in self.trace.tokens]
+
+    def position(self, position: int) -> int:
+        """The number of a token, of which -1 is the last; raises `UsageError` if the prompt has no such token."""
+        if not -self.num_tokens <= position < self.num_tokens:
+            count = counted(self.num_tokens, "token")
+            raise UsageError(f"--position {position} is outside the prompt, which has {count}.")
+        return position % self.num_tokens
+
     @cached_property
     def _ids(self) -> Tensor:
         return torch.tensor([self.trace.token_ids], device=self.model.device)

@@ -24,6 +24,8 @@ MOST_FACTOR = 64.0
 """The search for the turn of the loss ends at this many steps."""
 _BISECTIONS = 4
 _PLACES = 3
+_SECTIONS = 10  # each leaves 62 percent of an interval
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,46 @@ def turning_factor(loss_at: Callable[[float], float], most: float = MOST_FACTOR)
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_below(middle) else (low, middle)
     return math.sqrt(low * high)
+
+
+@dataclass(frozen=True)
+class StepResponse:
+    """The loss in nats per label as a function of the size of a step along its update; the step itself has size 1.
+
+    `losses` are those at the sizes `factors`, which rise from 0. The loss is `lowest` at this size, and back at its
+    value before the step at the size `turning`; see `turning_factor`.
+    """
+
+    factors: tuple[float, ...]
+    losses: tuple[float, ...]
+    lowest: float
+    turning: float
+
+    @classmethod
+    def of(cls, loss_at: Callable[[float], float], most: float = MOST_FACTOR) -> StepResponse:
+        """Measures the loss at some sizes between 0 and `most`, and seeks the lowest one by golden sections.
+
+        The lowest loss is that between two sizes, if the loss falls and then rises between 0 and `turning`.
+        """
+        found: dict[float, float] = {}
+
+        def remembered(factor: float) -> float:
+            if factor not in found:
+                found[factor] = loss_at(factor)
+            return found[factor]
+
+        turning = turning_factor(remembered, most)
+        remembered(1.0)
+        low, high = 0.0, turning
+        for _ in range(_SECTIONS if turning else 0):
+            inner, outer = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+            low, high = (low, outer) if remembered(inner) <= remembered(outer) else (inner, high)
+        factors, losses = zip(*sorted(found.items()), strict=True)
+        return cls(factors, losses, min(found, key=found.__getitem__) if turning else 0.0, turning)
+
+    def loss(self, factor: float) -> float:
+        """The loss at one of the sizes that were measured."""
+        return self.losses[self.factors.index(factor)]
 
 
 def loss_along(

@@ -19,12 +19,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 from sheepop.generate import GenerationConfig
 from sheepop.generate.sampler import Row, Sampler
 from sheepop.interpret.control.drawing import lines_by_layer
-from sheepop.interpret.control.finding import Finding, columns
+from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.gains import Gain, both, gain_of
 from sheepop.interpret.control.jacobian import Jacobian, signs
 from sheepop.interpret.control.operating_point import OperatingPoint
@@ -73,7 +72,7 @@ class Reach:
 
 
 @dataclass(frozen=True, eq=False)
-class StateSpace(Finding):
+class StateSpace(PromptFinding):
     """A network at a prompt as a state-space system, seen from the embedding of the token at `position`.
 
     `length` is that of this embedding. `reaches` are the tokens that a change of it can make the likeliest next token.
@@ -83,7 +82,6 @@ class StateSpace(Finding):
     """
 
     verb: ClassVar[str] = "state-space"
-    tokens: list[str]
     dimensions: dict[str, int]
     blocks: tuple[BlockSystem, ...]
     position: int
@@ -100,13 +98,7 @@ class StateSpace(Finding):
         """The dimensions, the gains of each block's system, and the tokens that can be reached."""
         sizes = [f"  {name}: {size:,}" for name, size in self.dimensions.items()]
         names = list(self.blocks[0].parts())
-        rows = [
-            [
-                str(layer),
-                *map(both, own.parts().values()),
-            ]
-            for layer, own in enumerate(self.blocks)
-        ]
+        rows = [[str(layer), *map(both, own.parts().values())] for layer, own in enumerate(self.blocks)]
         reached = [
             [
                 visible_line(reach.text),
@@ -131,18 +123,17 @@ class StateSpace(Finding):
 
     def sentences(self) -> list[str]:
         """What can be controlled, what can be observed, and what the seed changes."""
-        word = visible_line(self.tokens[self.position])
         found = []
         done = [reach for reach in self.reaches if reach.real is not None]
         if done:
             nearest = min(done, key=lambda reach: reach.real or 0.0)
             found.append(
                 f"A change of {nearest.real or 0.0:.3g}, {(nearest.real or 0.0) / self.length:.1%} of the embedding of "
-                f"token {self.position} ({word!r}), makes {visible_line(nearest.text)!r} the likeliest next token; the "
+                f"{self.named(self.position)}, makes {visible_line(nearest.text)!r} the likeliest next token; the "
                 f"linearised network says {nearest.linear:.3g}."
             )
         else:
-            found.append(f"No change of token {self.position} ({word!r}) that was tried makes another token likeliest.")
+            found.append(f"No change of {self.named(self.position)} that was tried makes another token likeliest.")
         least = "" if self.observed.spectrum.is_whole else "at least "
         found.append(
             f"Of {self.dimensions['numbers in a vector of the stream']:,} directions of this embedding, {least}"
@@ -173,11 +164,7 @@ def state_space(
     `candidates` is the number of likeliest other next tokens that are tried to be reached. Raises `UsageError` for a
     position outside the prompt.
     """
-    if not -point.num_tokens <= position < point.num_tokens:
-        raise UsageError(
-            f"--position {position} is outside the prompt, which has {counted(point.num_tokens, 'token')}."
-        )
-    position %= point.num_tokens
+    position = point.position(position)
     vector = point.states[0][position]
     length = float(vector.norm())
     observed = Jacobian(
@@ -189,7 +176,7 @@ def state_space(
     trace = point.trace
     return StateSpace(
         point.notes,
-        [token.text for token in trace.tokens],
+        point.tokens,
         _dimensions(point),
         tuple(_system(point, layer, probes, seed) for layer in range(point.num_layers)),
         position,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sheepop.interpret.control.advice import NEAR_LIMIT, power_of_two
-from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.finding import Finding, columns, data_of, said
 from sheepop.interpret.control.layers import LayerHealth
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
-from sheepop.interpret.control.stability import MOST_FACTOR, Sharpness
+from sheepop.interpret.control.stability import MOST_FACTOR, Sharpness, StepResponse
+from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.report import shown
+from sheepop.report.palette import TRAIN, VALIDATION
 
 _MOST_LAYERS = 8
 
@@ -21,7 +23,7 @@ _MOST_LAYERS = 8
 class SharpnessFinding(Finding):
     """The sharpness before a step at `rate`, and what the step itself did.
 
-    `highest_rate` is that of the run. `turning` is the factor of `turning_factor`, and `ratios` are those of
+    `highest_rate` is that of the run. `response` is the loss along the step, and `ratios` are those of
     `update_ratios`.
     """
 
@@ -30,7 +32,7 @@ class SharpnessFinding(Finding):
     rate: float
     highest_rate: float
     sharpness: Sharpness
-    turning: float
+    response: StepResponse
     ratios: Mapping[str, float]
     health: LayerHealth
 
@@ -49,7 +51,8 @@ class SharpnessFinding(Finding):
             ("Share at the highest rate", f"{self.share_at_highest:.3f}"),
             ("Products with the Hessian", f"{found.iterations}"),
             ("Rows", f"{found.rows}"),
-            ("Loss turns after", self._turn()),
+            ("Loss is lowest after", _steps(self.response.lowest)),
+            ("Loss turns after", _steps(self.response.turning)),
         ]
         layers = [(name, f"{ratio:.2e}") for name, ratio in list(self.ratios.items())[:_MOST_LAYERS]]
         return [*columns(("Sharpness", ""), rows), "", *columns(("Fastest matrices", "update / weight"), layers)]
@@ -62,7 +65,7 @@ class SharpnessFinding(Finding):
         lines = [
             f"At step {self.step:,} the learning rate {self.rate:.3g} is {state}: {shown_share(share)} of it.",
             f"{part:.0%} of the sharpest direction lie in {place}.",
-            f"Along its own update the loss of these rows turns after {self._turn()}.",
+            self._response_words(),
         ]
         if share > 0:
             lines.insert(1, f"With a loss as sharp as this one, the limit is a rate of {self.rate / share:.3g}.")
@@ -90,18 +93,48 @@ class SharpnessFinding(Finding):
             "rows": found.rows,
             "places": dict(found.places),
             "left_out": list(found.left_out),
-            "turning_factor": self.turning,
+            "turning_factor": self.response.turning,
+            "lowest_factor": self.response.lowest,
+            "response": [
+                {"factor": factor, "learning_rate": factor * self.rate, "loss": loss}
+                for factor, loss in zip(self.response.factors, self.response.losses, strict=True)
+            ],
             "update_ratios": dict(self.ratios),
-            "attention_logits": dict(self.health.attention_logits),
-            "dead_heads": list(self.health.dead_heads),
-            "dead_units": dict(self.health.dead_units),
+            **data_of(self.health),
         }
         return said(self, numbers)
 
-    def _turn(self) -> str:
-        if self.turning >= MOST_FACTOR:
-            return f"more than {MOST_FACTOR:g} steps"
-        return f"{self.turning:.2g} steps" if self.turning > 0 else "no step at all: the update raises it at once"
+    def _response_words(self) -> str:
+        response = self.response
+        if not response.turning:
+            return "Along its own update the loss of these rows rises at once, however small the step is."
+        before, now, least = (response.loss(factor) for factor in (0.0, 1.0, response.lowest))
+        change = f"{'lowers' if now < before else 'raises'} it by {abs(now - before):.2g} nats"
+        return (
+            f"Along its own update the step {change}. The loss of these rows is lowest, by {before - least:.2g} nats, "
+            f"after {_steps(response.lowest)} (a rate of {response.lowest * self.rate:.3g} for this step), and turns "
+            f"after {_steps(response.turning)}."
+        )
+
+    def pictures(self) -> Iterator[Picture]:
+        """The loss over the size of the step."""
+        figure, axes = panel(6, 3.8, f"Loss along the update of step {self.step + 1:,}")
+        response = self.response
+        most = 2 * max(1.0, response.turning)
+        shown = [pair for pair in zip(response.factors, response.losses, strict=True) if pair[0] <= most]
+        axes.plot(*zip(*shown, strict=True), color=TRAIN, marker="o", markersize=3)
+        axes.axhline(response.losses[0], color=TRAIN, linestyle="--", linewidth=1, label="before the step")
+        axes.axvline(1.0, color=VALIDATION, linewidth=1, label="the step itself")
+        axes.set(xlabel="Size of the step, in steps of the run", ylabel="Nats per label")
+        axes.legend(frameon=False, fontsize=8)
+        plain(axes)
+        yield Picture("sharpness", figure, {})
+
+
+def _steps(factor: float) -> str:
+    if factor >= MOST_FACTOR:
+        return f"more than {MOST_FACTOR:g} steps"
+    return f"{factor:.2g} steps" if factor > 0 else "no step at all: the update raises it at once"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +184,7 @@ class NoiseFinding(Finding):
             "high": self.scale.high,
             "batch_rows": self.batch_rows,
             "recommended_batch": power_of_two(self.scale.rows) if self.scale.rows < math.inf else None,
-            "batches": [{"noise": sample.noise, "signal": sample.signal} for sample in self.samples],
+            "batches": data_of(list(self.samples)),
         }
         return said(self, numbers)
 

@@ -22,6 +22,7 @@ from sheepop.interpret.control.layers import layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample
 from sheepop.interpret.control.stability import loss_along, measure_sharpness, turning_factor
 from sheepop.model import Transformer
+from sheepop.model.initialization import parameter_role
 from sheepop.train.placement import Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
@@ -109,6 +110,7 @@ class TrainingAnalysis:
     def _sharpness(self, model: Transformer, batch: TensorBatch, generator: torch.Generator) -> dict[str, Any]:
         found = measure_sharpness(model, self.optimizers, batch, generator, iterations=ITERATIONS)
         layer, share = next(iter(found.layers.items()))
+        matrix, of_matrix = next(iter(found.places.items()))
         return {
             "sharpness": found.value,
             "sharpness_limit": found.limit,
@@ -116,6 +118,8 @@ class TrainingAnalysis:
             "sharpness_residual": found.residual,
             "sharpest": layer,
             "sharpest_share": share,
+            "sharpest_at": matrix,
+            "sharpest_at_share": of_matrix,
         }
 
     def _advise(self, row: Mapping[str, Any]) -> None:
@@ -124,6 +128,11 @@ class TrainingAnalysis:
             if advice.cause not in self._said:
                 self._said.add(advice.cause)
                 self.warn(f"Step {row['step']:,}: {advice.words}")
+
+
+def tables_of(model: Transformer) -> list[str]:
+    """The names of the tables of n-grams, which are kept fixed when curvature and noise are measured."""
+    return [name for name, each in model.named_parameters() if parameter_role(name, each.shape) == "table"]
 
 
 def noise_sample(model: Transformer, batches: Sequence[TensorBatch]) -> NoiseSample | None:
@@ -138,8 +147,12 @@ def noise_sample(model: Transformer, batches: Sequence[TensorBatch]) -> NoiseSam
 
 
 def _gradients(model: Transformer, batches: Sequence[TensorBatch], rows: int) -> Iterator[Sequence[Tensor]]:
-    """The mean gradients of pieces of `rows` rows; a token has the same weight in all of them."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    """The mean gradients of pieces of `rows` rows; a token has the same weight in all of them.
+
+    Those of tables, of which a row of text reads few rows, are left out.
+    """
+    left_out = set(tables_of(model))
+    weights = [each for name, each in model.named_parameters() if each.requires_grad and name not in left_out]
     labels, total = sum(map(num_labels, batches)), sum(len(batch.labels) for batch in batches)
     of_piece = labels * rows / total
     for batch in batches:

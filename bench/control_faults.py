@@ -1,0 +1,228 @@
+"""Faults planted into small runs and what the analysis says of them, beside ten healthy runs, which must give no alarm.
+
+    python bench/control_faults.py src/sheepop/train docs --json bench/results/control_faults.json
+
+Each run trains a network of two blocks on characters of one of the folders, with `analysis.quantities` on. The table
+has the causes that the advice names, and the highest share of the learning rate's limit that two measurements in a row
+reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sheepop
+from record import add_json_option, write_record
+from sheepop.core.json_lines import read_json_lines
+from sheepop.generate import GenerationConfig
+from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, advice_of, noise_scale_of
+from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
+from sheepop.jobs.config import load_config
+from sheepop.jobs.run.request import RunRequest
+from sheepop.jobs.run.train import train
+
+STEPS = 80
+USUAL = (
+    *(
+        "data.ignore=[images/]",
+        "device=cpu",
+        "tokenizer.algorithm=char",
+        "model.d_model=32",
+        "model.num_layers=2",
+        "model.num_heads=2",
+    ),
+    *("model.max_seq_len=32", "model.ngrams=null", "model.short_convolution=null", "training.optimizer=adamw"),
+    *("training.precision=fp32", "training.global_batch_size=64", "training.learning_rate=3e-3", "training.sinks=[]"),
+    *("training.sample_prompts=[]", "training.keep_milestones=false", "training.trouble.spike=ignore"),
+    *(f"training.max_steps={STEPS}", f"training.eval_interval={STEPS}", f"training.checkpoint_interval={STEPS}"),
+    *("analysis.quantities=[sharpness,noise,layers]", "analysis.interval=10"),
+)
+HEALTHY: Mapping[str, tuple[str, ...]] = {
+    "sheepop preset, AdamW": ("model.preset=sheepop-tiny",),
+    "llama preset, AdamW": ("model.preset=llama-1m",),
+    "gpt2 preset, Adam": (
+        "model.preset=gpt2",
+        "model.vocab_size=512",
+        "training.optimizer=adam",
+        "training.weight_decay=0",
+    ),
+    "llama preset, Muon": ("model.preset=llama-1m", "training.optimizer=muon", "training.learning_rate=1e-3"),
+    "sheepop preset, SGD": (
+        *("model.preset=sheepop-tiny", "training.optimizer=sgd"),
+        *("training.learning_rate=0.1", "training.weight_decay=0"),
+    ),
+    "twice the rate": ("model.preset=llama-1m", "training.learning_rate=6e-3"),
+    "a third of the rate, seed 7": (
+        "model.preset=gpt2",
+        "model.vocab_size=512",
+        "training.learning_rate=1e-3",
+        "seed=7",
+    ),
+    "constant rate, seed 3": ("model.preset=sheepop-tiny", "training.schedule=constant", "seed=3"),
+    "norms of heads, ALiBi": ("model.position_encoding=alibi", "model.qk_norm=head", "model.num_kv_heads=1"),
+    "n-grams, convolutions, BPE": (
+        *("tokenizer.algorithm=bpe", "tokenizer.vocab_size=512", "model.preset=llama-1m"),
+        *("model.ngrams.rows=4096", "model.short_convolution=3"),
+    ),
+}
+DESCENT = (
+    *("training.optimizer=sgd", "training.momentum=0", "training.weight_decay=0", "training.max_grad_norm=null"),
+    "training.schedule=constant",
+)
+
+
+@dataclass
+class Bench:
+    """The runs of this benchmark in a `folder`; a row of the table for each that was looked at."""
+
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, data: Path, *settings: str, fork: Path | None = None, config: Path | None = None) -> Path:
+        """Trains once, and returns the run's directory."""
+        place = self.folder / f"run-{len(list(self.folder.iterdir()))}"
+        usual = USUAL if config is None else ("data.ignore=[images/]", "device=cpu", "training.sinks=[]")
+        given = (*usual, f"data.paths={data}", f"output_dir={place}", *settings)
+        return train(RunRequest.exactly(load_config(config, overrides=given), fork=fork)).run
+
+    def look(self, name: str, run: Path, expected: Sequence[str] = ()) -> None:
+        """Adds the advice on a run to the table; it is right if it has only `expected` causes, or none if none is."""
+        measured = read_json_lines(run / "metrics.jsonl").rows
+        advice = advice_of(measured)
+        causes = [each.cause for each in advice]
+        shares = [row["sharpness_share"] for row in measured if row.get("sharpness_share") is not None]
+        near = max((min(pair) for pair in pairwise(shares)), default=0.0)
+        is_right = bool(set(causes) & set(expected)) if expected else not causes
+        words = next((each.words for each in advice if each.cause in expected or not expected), None)
+        self.say(name, expected, causes, is_right, words, {"share": near})
+
+    def say(
+        self,
+        name: str,
+        expected: Sequence[str],
+        found: Sequence[str],
+        is_right: bool,
+        words: str | None,
+        numbers: Mapping[str, Any],
+    ) -> None:
+        """Adds a row and prints it."""
+        row = {"run": name, "expected": list(expected), "found": list(found), "is_right": is_right, "words": words}
+        self.rows.append({**row, **numbers})
+        share = f"{numbers['share']:.2f}" if "share" in numbers else ""
+        print(f"{name:34}  {'yes' if is_right else 'NO':3}  {share:>6}  {', '.join(found) or 'nothing'}", flush=True)
+
+
+def healthy(bench: Bench, data: Sequence[Path]) -> None:
+    """Ten runs of different networks, optimizers, rates, seeds and texts."""
+    for number, (name, settings) in enumerate(HEALTHY.items()):
+        bench.look(name, bench.run(data[number % len(data)], *settings))
+
+
+def too_fast(bench: Bench, data: Path) -> None:
+    """Plain descent that continues at 1.3 times the rate that its last checkpoint bears."""
+    path = bench.run(data, *DESCENT, "training.learning_rate=0.2")
+    found = analyze_run(RunAnalysisRequest(path, device="cpu"), "sharpness", lambda run: sharpness_of(run, rows=64))
+    rate = 1.3 * found.rate / found.sharpness.share
+    short = ("training.warmup_steps=0", "training.max_steps=6", "analysis.interval=1", "analysis.rows=64")
+    places = ("training.eval_interval=6", "training.checkpoint_interval=6", f"training.learning_rate={rate}")
+    bench.look("a rate 1.3 times too high", bench.run(data, *DESCENT, *short, *places, fork=path), (RATE, LAYER))
+
+
+def too_small(bench: Bench, data: Path) -> None:
+    """A run with a quarter of the rows that its noise scale recommends."""
+    path = bench.run(data, "training.schedule=constant")
+    scale = noise_scale_of(read_json_lines(path / "metrics.jsonl").rows)
+    assert scale is not None
+    size = max(2, round(scale.rows / 4))
+    settings = (f"training.global_batch_size={size}", "training.max_steps=160", "training.schedule=constant")
+    places = ("training.eval_interval=160", "training.checkpoint_interval=160")
+    bench.look("a batch four times too small", bench.run(data, *settings, *places), (BATCH,))
+
+
+def unstable(bench: Bench, data: Path) -> None:
+    """One matrix with fifty times the rate of the others."""
+    matrix = "blocks.1.feed_forward.down_proj.weight"
+    layers = f"training.layers=[{{pattern: {matrix}, learning_rate: 50}}]"
+    bench.look("an unstable matrix", bench.run(data, layers), (LAYER,))
+    row = bench.rows[-1]
+    row["is_right"] &= "block 1" in (row["words"] or "") and matrix in (row["words"] or "")
+
+
+def dead_head(bench: Bench, data: Path, healthy_run: Path) -> None:
+    """A head whose values and outputs are 0, so that no gradient revives it."""
+    lm = sheepop.load(healthy_run, device="cpu")
+    attention = lm.model.layers[1].attention
+    assert attention is not None
+    with torch.no_grad():
+        attention.v_proj.weight[16:] = 0
+        if attention.v_proj.bias is not None:
+            attention.v_proj.bias[16:] = 0
+        attention.o_proj.weight[:, 16:] = 0
+    lm.save(bench.folder / "doctored")
+    bench.look("a dead head", bench.run(data, "training.max_steps=40", fork=bench.folder / "doctored"), (HEADS,))
+    bench.rows[-1]["is_right"] &= "blocks.1.attention head 1" in (bench.rows[-1]["words"] or "")
+
+
+def looping(bench: Bench, healthy_run: Path) -> None:
+    """A sampler at a low temperature, and the same network at temperature 1."""
+    lm = sheepop.load(healthy_run, device="cpu")
+    for temperature, expected in ((0.1, True), (1.0, False)):
+        found = lm.analyze.decode("the ", GenerationConfig(temperature=temperature), length=24)
+        wanted, named = (["loop"] if loops else [] for loops in (expected, found.is_looping))
+        name, words = f"a sampler at temperature {temperature:g}", found.sentences()[-1]
+        bench.say(name, wanted, named, wanted == named, words, {"text": found.text})
+
+
+def diverging(bench: Bench, data: Path) -> dict[str, int | None]:
+    """The step at which the recipe's run names its cause, and the one at which its loss shows it.
+
+    The loss shows it once the mean of twenty steps is a tenth above its lowest.
+    """
+    run = bench.run(data, config=Path(__file__).parents[1] / "recipes" / "diverging.yaml")
+    rows = read_json_lines(run / "metrics.jsonl").rows
+    losses = [row["loss"] for row in rows if row["split"] == "train"]
+    means = [sum(losses[end - 20 : end]) / 20 for end in range(20, len(losses) + 1)]
+    shown = next((20 + at for at, mean in enumerate(means) if mean > 1.1 * min(means[: at + 1])), None)
+    analysed = [row for row in rows if row["split"] == "analysis"]
+    counts = range(1, len(analysed) + 1)
+    named = next((n for n in counts if {RATE, LAYER} & {each.cause for each in advice_of(analysed[:n])}), None)
+    bench.look("recipes/diverging.yaml", run, (RATE, LAYER))
+    return {"named_at_step": analysed[named - 1]["step"] if named else None, "loss_shows_it_at_step": shown}
+
+
+def main() -> None:
+    """Runs everything, and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, nargs="+", help="folders of text")
+    parser.add_argument("--only", choices=("healthy", "planted"), help="leave the other runs out")
+    add_json_option(parser)
+    options = parser.parse_args()
+    print(f"{'run':34}  ok?  {'share':>6}  named")
+    first, numbers = options.data[0], dict[str, Any]()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        if options.only != "planted":
+            healthy(bench, options.data)
+        if options.only != "healthy":
+            for plant in (too_fast, too_small, unstable):
+                plant(bench, first)
+            usual = bench.run(first, "model.dropout=0")
+            dead_head(bench, first, usual)
+            looping(bench, usual)
+            numbers["diverging"] = diverging(bench, first)
+            print(numbers["diverging"])
+    right = sum(row["is_right"] for row in bench.rows)
+    print(f"{right} of {len(bench.rows)} runs are judged as they should be.")
+    write_record(options.json, {"steps": STEPS, "rows": bench.rows, **numbers})
+
+
+if __name__ == "__main__":
+    main()
