@@ -85,9 +85,9 @@ class Use:
         """The training tokens that the budget leaves for a model of this size; 0 or less if it cannot pay for any."""
         return budget / cost.of_token(parameters) - self.inference / 3
 
-    def loss(self, law: Law, parameters: float, tokens: float) -> float:
-        """The loss of the law, with repeated tokens at their worth."""
-        return law.loss(parameters, effective_tokens(tokens, self.unique, self.repetitions))
+    def worth(self, tokens: float) -> float:
+        """The new tokens that are worth as much as these."""
+        return effective_tokens(tokens, self.unique, self.repetitions)
 
 
 def best_size(law: Law, budget: float, cost: Cost = Cost(), use: Use = Use()) -> tuple[float, float]:
@@ -99,7 +99,7 @@ def best_size(law: Law, budget: float, cost: Cost = Cost(), use: Use = Use()) ->
 
     def loss(log_n: float) -> float:
         parameters = math.exp(log_n)
-        found = use.loss(law, parameters, use.tokens(budget, cost, parameters))
+        found = law.loss(parameters, use.worth(use.tokens(budget, cost, parameters)))
         return found if math.isfinite(found) else 1e9 * (1 + log_n)
 
     grid = np.linspace(math.log(_SMALLEST), math.log(_LARGEST), 200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from operator import attrgetter
@@ -223,15 +223,3 @@ class _Problem:
             alpha,
             beta,
         )
-
-
-def observation_of(found: Mapping[str, Any], where: str) -> Observation:
-    """An observation from a file; raises `DataError` for a number that is missing or not above 0."""
-    values = {}
-    for name in ("parameters", "tokens", "loss"):
-        value = found.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise DataError(f"{where}: {name} = {value!r} of a run must be a number above 0.")
-        values[name] = float(value)
-    unique = found.get("unique")
-    return Observation(str(found.get("name")), **values, unique=float(unique) if unique else None)

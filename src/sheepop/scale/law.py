@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any, Self
 
 from sheepop.core.errors import DataError
+from sheepop.report.series import number
 
 LAWS = "laws.json"
 # Muennighoff et al. 2023, table in their appendix A: after this many repetitions most of the worth of text is used up.
@@ -33,12 +34,13 @@ class Law:
     @classmethod
     def of(cls, found: Mapping[str, Any], where: str) -> Self:
         """The law with these five numbers; raises `DataError` if one is missing, not finite, or below 0."""
-        values = {name: found.get(name) for name in ("E", "A", "B", "alpha", "beta")}
-        for name, value in values.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and name != "E"):
-                raise DataError(f"{where}: {name} = {value!r} of a law must be a number above 0.")
-        return cls(**{name: float(value) for name, value in values.items()})
+        values = {}
+        for name in ("E", "A", "B", "alpha", "beta"):
+            value = number(found.get(name))
+            if value is None or value < 0 or (value == 0 and name != "E"):
+                raise DataError(f"{where}: {name} = {found.get(name)!r} of a law must be a number above 0.")
+            values[name] = value
+        return cls(**values)
 
     def loss(self, parameters: float, tokens: float) -> float:
         """The loss of a model of this many weights after this many tokens; infinite without any of either."""
@@ -90,5 +92,18 @@ class KnownLaw:
 @cache
 def known_laws() -> dict[str, KnownLaw]:
     """The laws in ``laws.json``, by name."""
-    found = json.loads(files("sheepop.scale").joinpath(LAWS).read_text(encoding="utf-8"))["laws"]
-    return {name: KnownLaw(name, each["origin"], Law.of(each, f"{LAWS}, {name}")) for name, each in found.items()}
+    return {name: _known(name, each) for name, each in _stored()["laws"].items()}
+
+
+def recipe_law() -> KnownLaw:
+    """The law by which the recipe chooses sizes that are larger than measured ones."""
+    return known_laws()[_stored()["recipe"]]
+
+
+def _known(name: str, found: Mapping[str, Any]) -> KnownLaw:
+    return KnownLaw(name, found["origin"], Law.of(found, f"{LAWS}, {name}"))
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    return dict(json.loads(files("sheepop.scale").joinpath(LAWS).read_text(encoding="utf-8")))
