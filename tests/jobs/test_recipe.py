@@ -57,7 +57,7 @@ def test_a_model_that_only_runs_here_is_told_beforehand_unless_an_exportable_one
 
 
 def test_more_arithmetic_and_more_minutes_give_larger_models() -> None:
-    sizes = [choose_size(speed, MINUTES, 10**12) for speed in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14)]
+    sizes = [choose_size(speed, MINUTES, 10**12) for speed in (1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e16)]
     assert [size.flops for size in sizes] == sorted(size.flops for size in sizes)
     assert sizes[0] == SIZES[0]
     assert sizes[-1] == SIZES[-1]
@@ -72,6 +72,25 @@ def test_four_layers_begin_where_they_are_better_than_two() -> None:
     }
     assert MINUTES.max_minutes == 5
     assert list(layers.values()) == [2, 2, 4]
+
+
+def test_sizes_that_were_measured_are_kept() -> None:
+    rows = [(size.flops, size.d_model, size.num_layers, size.learning_rate) for size in SIZES if size.flops <= 1e14]
+    assert rows == [
+        (0.0, 64, 2, 2.0e-2), (1e12, 96, 2, 1.6e-2), (3e12, 128, 2, 1.6e-2), (3e13, 128, 4, 1.4e-2),
+        (1e14, 192, 4, 1.2e-2),
+    ]  # fmt: skip
+
+
+def test_larger_sizes_grow_from_the_largest_measured_one_as_the_law_says() -> None:
+    """The exponent is beta / (alpha + beta) of Besiroglu et al. 2024: 0.3658 / 0.7136."""
+    measured, *larger = (size for size in SIZES if size.flops >= 1e14)
+    assert len(larger) == 13
+    for size in larger:
+        expected = (192 * 2048 + 12 * 4 * 192**2) * (size.flops / measured.flops) ** (0.3658 / 0.7136)
+        assert size.weights + size.d_model * size.vocab_size == pytest.approx(expected, rel=0.25)
+    rates = [size.learning_rate for size in (measured, *larger)]
+    assert rates == sorted(rates, reverse=True)
 
 
 def test_little_text_gets_a_small_model() -> None:

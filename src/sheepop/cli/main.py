@@ -32,6 +32,7 @@ from sheepop.cli import (
     quantize,
     quickstart,
     runs,
+    scale,
     score,
     serve,
     tokenizer,
@@ -68,6 +69,7 @@ app.command("launch", context_settings={"ignore_unknown_options": True, "allow_i
     launch.launch
 )
 app.add_typer(tune.app, name="tune", **_MAKE)
+app.command("scale", **_MAKE)(scale.scale)
 app.add_typer(data.app, name="data", **_MAKE)
 app.add_typer(tokenizer.app, name="tokenizer", **_MAKE)
 app.command("generate", cls=ConfiguredCommand, **_USE)(generate.generate)

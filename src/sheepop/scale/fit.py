@@ -1,0 +1,225 @@
+"""Fits a law to finished runs, with intervals from a bootstrap over the runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sheepop.core.errors import DataError
+from sheepop.core.random import numpy_generator
+from sheepop.scale.law import Law, effective_tokens, known_laws
+
+# Huber's delta on logarithms is the noise of small runs. Hoffmann et al. 2022 (appendix D.3) have 1e-3 for large ones.
+DELTA = 5e-3
+_EXPONENTS, _LEVELS, _FLOORS = (0.1, 0.3, 0.5, 1.0, 1.5), (0, 5, 10, 15, 20, 25), (-1.0, -0.5, 0.0, 0.5, 1.0)
+_BEST_STARTS = 6
+_FEWEST = 5  # as many runs as the law has numbers
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = 0.01, 3.0
+_LARGEST_LOG = 60.0
+_MOST_STEPS, _LEAST_GAIN = 400, 1e-11
+# The prior: exponents differ by a quarter from one kind of text and network to another, two equal runs by one percent.
+PRIOR = "besiroglu"
+_PRIOR_SPREAD, _NOISE = 0.25, 0.01
+# From this many runs on, over this range of N and of D, the runs alone decide.
+_ENOUGH_RUNS, _ENOUGH_RANGE = 12, 10.0
+RESAMPLES = 200
+_INTERVAL = (2.5, 97.5)
+_ROWS_OF_STARTS = np.array(list(product(_LEVELS, _LEVELS, _FLOORS, _EXPONENTS, _EXPONENTS)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A finished run: its weights that multiply a token, its training tokens, and its held-out loss in nats per token.
+
+    Of the tokens, `unique` are different (None: all of them).
+    """
+
+    name: str
+    parameters: float
+    tokens: float
+    loss: float
+    unique: float | None = None
+
+    @property
+    def flops(self) -> float:
+        """The operations of its training, 6 N D."""
+        return 6 * self.parameters * self.tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The law of some runs, those of the resampled runs, and whether the prior took part.
+
+    `runs` is the number of runs, `error` the standard deviation of the residuals of the logarithm of the loss.
+    """
+
+    law: Law
+    resampled: tuple[Law, ...]
+    with_prior: bool
+    runs: int
+    error: float
+
+    def interval(self, quantity: Callable[[Law], float]) -> tuple[float, float]:
+        """The 95 percent interval of a quantity above 0 by the resampled laws.
+
+        Resampling understates the spread, because every fit uses up five runs; so the distances of logarithms from the
+        law's own value are enlarged by sqrt(runs / (runs - 5)).
+        """
+        own, values = math.log(quantity(self.law)), [math.log(quantity(each)) for each in self.resampled]
+        wider = math.sqrt(self.runs / max(1, self.runs - _FEWEST))
+        low, high = np.percentile(values, _INTERVAL)
+        return math.exp(own + wider * min(0.0, low - own)), math.exp(own + wider * max(0.0, high - own))
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 percent interval of each number of the law."""
+        return {name: self.interval(attrgetter(name)) for name in self.law.to_dict()}
+
+    def predict(self, parameters: float, tokens: float) -> tuple[float, float, float]:
+        """The loss that the law gives, and its 95 percent interval, in nats per token."""
+        return self.law.loss(parameters, tokens), *self.interval(lambda law: law.loss(parameters, tokens))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The law, its intervals and the prior as plain data."""
+        return {
+            **self.law.to_dict(),
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "prior": PRIOR if self.with_prior else None,
+            "error": self.error,
+        }
+
+
+def needs_prior(runs: Sequence[Observation]) -> bool:
+    """Whether the runs are too few, or too alike, to determine both exponents."""
+    ranges = [max(values) / min(values) for values in ([run.parameters for run in runs], [run.tokens for run in runs])]
+    return len(runs) < _ENOUGH_RUNS or min(ranges) < _ENOUGH_RANGE
+
+
+def fit_law(
+    runs: Sequence[Observation],
+    *,
+    prior: bool | None = None,
+    repetitions: float | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Fit:
+    """The law that fits the runs best: Huber's loss on logarithms of the loss, by L-BFGS from a grid of starts.
+
+    That is the procedure of Hoffmann et al. 2022, equation 3. `prior` draws the exponents towards those of `PRIOR`;
+    None decides by `needs_prior`. With `repetitions`, repeated tokens count as `effective_tokens` says. The bootstrap
+    draws `resamples` times as many runs with replacement. Raises `DataError` for fewer than five different runs.
+    """
+    if len({(run.parameters, run.tokens) for run in runs}) < _FEWEST:
+        raise DataError(f"A law has five numbers, so it needs {_FEWEST} different runs; {len(runs)} were given.")
+    with_prior = needs_prior(runs) if prior is None else prior
+    problem = _Problem(runs, with_prior, repetitions)
+    everything = np.ones(len(runs))
+    best = problem.solve(problem.starts(everything), everything)
+    drawn = [problem.solve([best], weights) for weights in _resamples(runs, resamples, seed)]
+    laws, error = tuple(problem.law(each) for each in drawn), float(problem.residuals(best).std())
+    return Fit(problem.law(best), laws, with_prior, len(runs), error)
+
+
+def _resamples(runs: Sequence[Observation], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """How often each run counts in each resample; those with fewer than five different runs are drawn again."""
+    draw, kinds = numpy_generator(seed, "bootstrap"), [(run.parameters, run.tokens) for run in runs]
+    made = 0
+    while made < count:
+        weights = np.bincount(draw.integers(len(runs), size=len(runs)), minlength=len(runs)).astype(np.float64)
+        if len({kind for kind, weight in zip(kinds, weights, strict=True) if weight}) >= _FEWEST:
+            made += 1
+            yield weights
+
+
+class _Problem:
+    """The loss of a law on some runs, by the vector (log A', log B', log E, alpha, beta).
+
+    A' and B' are the terms at the mean logarithms of N and D, so that the five numbers hardly depend on each other.
+    """
+
+    def __init__(self, runs: Sequence[Observation], with_prior: bool, repetitions: float | None) -> None:
+        tokens = [
+            run.tokens if repetitions is None else effective_tokens(run.tokens, run.unique, repetitions) for run in runs
+        ]
+        log_n, log_d = np.log([run.parameters for run in runs]), np.log(tokens)
+        self.log_loss = np.log([run.loss for run in runs])
+        self.middle = float(log_n.mean()), float(log_d.mean())
+        self.log_n, self.log_d = log_n - self.middle[0], log_d - self.middle[1]
+        law = known_laws()[PRIOR].law
+        self.prior = np.log([law.alpha, law.beta])
+        # Beyond delta a residual r costs |r| / delta here, and |r| / noise in the likelihood.
+        self.strength = _NOISE / DELTA / _PRIOR_SPREAD**2 if with_prior else 0.0
+
+    def starts(self, weights: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """The starts of the grid with the smallest residuals."""
+        rows = _ROWS_OF_STARTS.copy()
+        rows[:, 0] -= rows[:, 3] * self.middle[0]
+        rows[:, 1] -= rows[:, 4] * self.middle[1]
+        terms = [
+            rows[:, :1] - rows[:, 3:4] * self.log_n,
+            rows[:, 1:2] - rows[:, 4:] * self.log_d,
+            np.broadcast_to(rows[:, 2:3], (len(rows), len(self.log_n))),
+        ]
+        away = np.abs(np.logaddexp.reduce(terms, axis=0) - self.log_loss)
+        return [rows[place] for place in np.argsort(away @ weights)[:_BEST_STARTS]]
+
+    def _terms(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(3, runs): the logarithms of the three terms of the law."""
+        return np.stack([x[0] - x[3] * self.log_n, x[1] - x[4] * self.log_d, np.full_like(self.log_n, x[2])])
+
+    def residuals(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The logarithm of the law's loss less that of the measured one, for each run."""
+        return np.asarray(np.logaddexp.reduce(self._terms(x), axis=0) - self.log_loss)
+
+    def cost(self, x: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """The weighted sum of Huber's losses in units of delta squared, with the prior, and its gradient."""
+        terms = self._terms(x)
+        total = np.logaddexp.reduce(terms, axis=0)
+        scaled, shares = (total - self.log_loss) / DELTA, np.exp(terms - total)
+        size = np.abs(scaled)
+        slope = weights * np.clip(scaled, -1, 1) / DELTA
+        value = float((weights * np.where(size <= 1, scaled**2 / 2, size - 0.5)).sum())
+        gradient = np.array(
+            [
+                *(shares @ slope),
+                -(shares[0] * self.log_n) @ slope,
+                -(shares[1] * self.log_d) @ slope,
+            ]
+        )
+        away = np.log(x[3:]) - self.prior
+        gradient[3:] += self.strength * away / x[3:]
+        return value + float(self.strength * (away**2).sum() / 2), gradient
+
+    def solve(self, starts: Sequence[NDArray[np.float64]], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The vector of the lowest cost that is reached from any of the starts."""
+        from scipy.optimize import minimize  # loads slowly
+
+        limits = [(-_LARGEST_LOG, _LARGEST_LOG)] * 3 + [(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)] * 2
+        options = {"maxiter": _MOST_STEPS, "maxfun": 2 * _MOST_STEPS, "ftol": _LEAST_GAIN, "gtol": 1e-9, "maxcor": 20}
+        found = [
+            minimize(self.cost, start, args=(weights,), jac=True, method="L-BFGS-B", bounds=limits, options=options)
+            for start in starts
+        ]
+        return np.asarray(min(found, key=lambda each: float(each.fun)).x)
+
+    def law(self, x: NDArray[np.float64]) -> Law:
+        """The law of a vector."""
+        alpha, beta = float(x[3]), float(x[4])
+        return Law(
+            math.exp(x[2]),
+            math.exp(x[0] + alpha * self.middle[0]),
+            math.exp(x[1] + beta * self.middle[1]),
+            alpha,
+            beta,
+        )
