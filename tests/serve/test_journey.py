@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -232,3 +235,99 @@ def test_the_picture_is_one_tab_stop_in_which_arrows_move(page: Any, inside: Liv
     assert layers == {"0", "1"} and set(
         page.locator(".arcs .found").evaluate_all("all => all.map((each) => each.dataset.from)")
     ) == {"3"}
+
+
+@pytest.mark.system
+def test_the_tour_goes_through_eight_parts_and_is_resumed(page: Any, inside: Live) -> None:
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    titles, stations = [], []
+    page.get_by_role("button", name="Take the tour").click()
+    for step in range(1, 9):
+        page.get_by_text(f"{step} of 8").wait_for()
+        titles.append(page.locator(".explain h2").inner_text())
+        stations.append(page.evaluate("document.querySelector('[aria-expanded=true].station')?.dataset.key ?? null"))
+        if step == 5:
+            page.get_by_role("button", name="Leave the tour").click()
+            page.get_by_role("button", name="Take the tour").wait_for()
+            page.evaluate("localStorage.setItem('tour', 5)")
+            page.reload()
+            page.get_by_role("button", name="Resume the tour at 5 of 8").click()
+            page.get_by_text("5 of 8").wait_for()
+        if step < 8:
+            page.get_by_role("button", name="Next", exact=True).click()
+    assert [title.split()[0] for title in titles] == [
+        "Tokens",
+        "Embedding",
+        "Attention",
+        "Heads",
+        "Feed-forward",
+        "Residual",
+        "Prediction",
+        "Writing",
+    ]
+    assert stations == [None, "embedding", None, "attention.0", "forward.0", None, "prediction", None]
+    assert "tour=8" in page.url
+    page.get_by_role("button", name="Done").click()
+    page.get_by_role("button", name="Take the tour").wait_for()
+
+
+@pytest.mark.system
+def test_play_writes_what_the_model_would_and_pause_stops(page: Any, inside: Live, network: Transformer) -> None:
+    trace = Trace.of(network, CharTokenizer(), TEXT)
+    expected = trace.predictions[-1].top[0][0]
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    page.get_by_label("Speed").select_option("4")
+    page.get_by_role("button", name="Step").click()
+    assert page.locator(".station.lit").get_attribute("data-key") == "embedding"
+    page.get_by_role("button", name="Step").click()
+    assert page.locator(".station.lit").get_attribute("data-key") == "attention.0"
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector("[data-key='token.10']")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Play").wait_for()
+    ids = [int(each) for each in page.evaluate("new URLSearchParams(location.hash.slice(1)).get('ids')").split(",")]
+    assert ids[:10] == [*trace.token_ids, expected]
+    second = Trace.of(network, CharTokenizer(), ids[:10])
+    assert ids[10] == second.predictions[-1].top[0][0]
+
+
+AXE = Path(os.environ.get("SHEEPOP_AXE", ""))
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not AXE.is_file(), reason="needs SHEEPOP_AXE, the path of axe.min.js of the npm package axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_state_of_the_picture_breaks_a_rule_of_accessibility(page: Any, inside: Live, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    for state in (
+        "",
+        "&open=attention.1&layer=1",
+        "&open=prediction",
+        "&open=forward.0&tour=5",
+        "&view=attention",
+        "&view=next",
+    ):
+        page.goto("about:blank")
+        page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep{state}")
+        page.wait_for_selector("body[data-ready]")
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "text", ["a", "\u05e9\u05dc\u05d5\u05dd \U0001f469\u200d\U0001f469\u200d\U0001f466", "x" * 256]
+)
+def test_any_text_has_a_picture_that_fits(page: Any, inside: Live, text: str) -> None:
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto("about:blank")
+        page.goto(f"{inside.url}/ui#" + urlencode({"model": "plain", "prompt": text}))
+        page.wait_for_selector(".journey-picture .name")
+        length = Trace.of(tiny_network(), CharTokenizer(), text).num_tokens
+        assert page.locator(".journey-picture .name").count() == min(length, MOST_TOKENS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if length > MOST_TOKENS:
+        page.get_by_role("button", name="Earlier").click()
+        page.wait_for_selector(f"[data-key='token.{length - 2 * MOST_TOKENS}']")

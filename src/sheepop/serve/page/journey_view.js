@@ -78,7 +78,7 @@ function moveIn(stage, data, side, change) {
   const { at } = stage.picture, stations = at.stations, last = stations.length - 1, y = at.ys[at.place], calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const [light, veil] = ["light", "veil"].map((className) => element("div", { className, ariaHidden: "true", hidden: true }));
   const play = stage.parentElement.querySelector(".play"), drawn = [...stage.picture.querySelectorAll(".station")];
-  const left = stations[0].x + stations[0].width, whole = at.width - left, high = Math.max(at.ribbon, 40);
+  const left = stations[0].x + stations[0].width, whole = stations[last].x + stations[last].width - left, high = Math.max(at.ribbon, 40);
   veil.style.cssText = `left: ${left}px; top: ${y - high / 2}px; width: ${whole}px; height: ${high}px`;
   light.style.top = `${y - 9}px`;
   stage.append(veil, light);
@@ -87,7 +87,7 @@ function moveIn(stage, data, side, change) {
     const index = Math.min(last, Math.floor(motion.place)), part = calm ? 0 : motion.place - index, centre = (each) => each.x + each.width / 2;
     const x = index === last ? centre(stations[last]) : centre(stations[index]) + part * (centre(stations[index + 1]) - centre(stations[index]));
     light.style.transform = `translateX(${x - 9}px)`;
-    veil.style.transform = `scaleX(${Math.max(0, at.width - x) / whole})`;
+    veil.style.transform = `scaleX(${Math.max(0, left + whole - x) / whole})`;
     if (index === lit) return;
     lit = index;
     drawn.forEach((each, place) => each.classList.toggle("lit", place === index));

@@ -1,11 +1,12 @@
 // The trace room: a prompt, a strip of its tokens, and a view for each stage, for one model or two.
 
-import { begin, post } from "./api.js";
+import { begin, get, post } from "./api.js";
 import { choice, element, share, visible } from "./draw.js";
 import { TOUR } from "./explain.js";
 import { stop } from "./journey_view.js";
 import { VIEWS } from "./views.js";
 
+const USUAL = "The sheep jumped over the";
 const KINDS = ["weights", "scores", "unmasked"], WINDOW = 60; // tokens in the picture
 
 export async function open(page) {
@@ -23,7 +24,10 @@ export async function open(page) {
     tour: whole(given.tour) >= 1 && whole(given.tour) <= TOUR.length ? whole(given.tour) : null };
   let ids = given.ids ? given.ids.split(",").map(Number) : null, traces = [], latest = 0;
 
-  const prompt = element("textarea", { id: "prompt", rows: 1, autocomplete: "off", spellcheck: false, value: given.prompt ?? "Hello World" });
+  // A prompt of the kind that the model learnt to continue, if it is a run whose held-out text is here.
+  const suggested = (name) => (page.runs.includes(name) ? get(`runs/${encodeURIComponent(name)}/prompt`).catch(() => USUAL) : USUAL);
+  let suggestion = given.prompt == null ? await suggested(names.includes(given.model) ? given.model : names[0]) : null;
+  const prompt = element("textarea", { id: "prompt", rows: 1, autocomplete: "off", spellcheck: false, value: given.prompt ?? suggestion });
   const target = element("input", { id: "target", autocomplete: "off", spellcheck: false, value: given.target ?? "" });
   const written = element("label", { className: "wide" }, "Target so far", target);
   const model = choice("Model", names, given.model), beside = choice("Compare with", ["", ...names], given.beside);
@@ -174,7 +178,11 @@ export async function open(page) {
     chosen.position = null;
     start();
   });
-  for (const each of [model, beside]) each.select.addEventListener("change", () => { ids = null; start(); });
+  for (const each of [model, beside]) each.select.addEventListener("change", async () => {
+    if (each === model && prompt.value === suggestion) prompt.value = suggestion = await suggested(model.select.value);
+    ids = null;
+    start();
+  });
   fresh.addEventListener("click", async () => {
     page.say("Loading the models again …");
     try {
