@@ -25,10 +25,11 @@ from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageError
 from sheepop.core.facts import counted
 from sheepop.core.json_lines import read_json_lines
+from sheepop.data.corpus import trace_tokens
 from sheepop.data.report import REPORT_HTML
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import SheepOpConfig
-from sheepop.jobs.data import show_step
+from sheepop.jobs.data import corpus_of_run, show_step
 from sheepop.jobs.run.listing import Comparison, Listing, differing_settings, find_runs, read_run
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.posttrain.rows import Prompt, read_rows
@@ -43,6 +44,7 @@ from sheepop.serve.stock import Stock
 # Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
 _OPEN_TRACES, _LAST_LINES = 64, 1024
+_PROMPT_TOKENS = 20
 _PAGES = ("run", "corpus")
 
 
@@ -244,6 +246,15 @@ class WatchedRuns:
     def samples(self, name: str) -> list[dict[str, Any]]:
         """The latest samples of a run."""
         return read_json_lines(self._run(name).samples_file)[0][-_SAMPLES:]
+
+    def prompt(self, name: str) -> str:
+        """The first tokens of the held-out text: a prompt of the kind that the model learnt to continue."""
+        run = self._run(name)
+        corpus = corpus_of_run(run, view_run_config(run))
+        count = min(_PROMPT_TOKENS, corpus.validation.num_tokens)
+        if not count:
+            raise DataError(f"The corpus of {run.path} has no held-out text.")
+        return next(trace_tokens(corpus, "validation", 0, count)).text.rstrip()
 
     def differences(self) -> dict[str, Any]:
         """The settings in which the runs differ, and a warning if their scores are not comparable."""

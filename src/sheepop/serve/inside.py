@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.interpret.checks import check_trace
+from sheepop.interpret.journey import journey_of
 from sheepop.interpret.lens import embedding_map, logit_lens, nearest_tokens, residual_norms
 from sheepop.interpret.parts import direct_attribution, norm_statistics
 from sheepop.interpret.trace import Trace
@@ -23,7 +24,8 @@ from sheepop.serve.same_site import HEADERS, floats, json_answer, same_site
 from sheepop.serve.worker import SideWork
 
 PAGE = "/ui"
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml",
+          "woff2": "font/woff2", "txt": "text/plain"}  # fmt: skip
 # The number of traces that are kept, and the most numbers in a slice.
 _KEPT, _MOST_NUMBERS = 16, 2**20
 
@@ -62,6 +64,7 @@ class Inside:
         slices: dict[str, Callable[..., Any]] = {
             "tensor": self.tensor, "logits": self.logits, "next": self.next, "attribution": self.attribution,
             "map": self.map, "neighbours": self.neighbours, "lens": self.lens, "checks": self.checks,
+            "journey": self.journey,
         }  # fmt: skip
         for name, endpoint in slices.items():
             router.add_api_route(f"/traces/{{number}}/{name}", endpoint, methods=["GET"], response_model=None)
@@ -196,6 +199,15 @@ class Inside:
                 raise ApiError(400, f"There is no such token: {error}.", param="token") from None
             parts = [{"name": name, "nats": value} for name, value in zip(found.names, found.values, strict=True)]
             return json_answer({"token": wanted, "text": trace.text_of(wanted), "total": found.total, "parts": parts})
+
+        return await self._of(number, read)
+
+    async def journey(self, number: int, position: int, start: int | None = None) -> JSONResponse:
+        """A window of tokens on their way through the network, and what each part adds to the next token."""
+
+        def read(trace: Trace) -> JSONResponse:
+            first = None if start is None else _position(trace, start)
+            return json_answer(journey_of(trace, _position(trace, position), first).to_dict(trace))
 
         return await self._of(number, read)
 

@@ -40,6 +40,9 @@ class Runs(Protocol):
     def samples(self, name: str) -> list[dict[str, Any]]:
         """The texts that the model generated during training."""
 
+    def prompt(self, name: str) -> str:
+        """The beginning of the text that was held out of a run's training."""
+
     def differences(self) -> dict[str, Any]:
         """The settings in which the runs differ, and caveats for comparing their scores."""
 
@@ -70,7 +73,8 @@ class RunsPage:
         reading: dict[str, Callable[..., Any]] = {
             "/runs": show(runs.names), "/glossary": self.glossary, "/differences": show(runs.differences),
             "/votes": self.votes, "/runs/{name}": show(runs.summary), "/runs/{name}/metrics": self.metrics,
-            "/runs/{name}/samples": show(runs.samples), "/runs/{name}/steps/{step}": show(runs.origins),
+            "/runs/{name}/samples": show(runs.samples), "/runs/{name}/prompt": show(runs.prompt),
+            "/runs/{name}/steps/{step}": show(runs.origins),
             "/runs/{name}/traces": show(runs.traces), "/runs/{name}/traces/{step}": self.trace,
             "/runs/{name}/traces/{step}/tensor": self.tensor, "/runs/{name}/pages/{kind}": self.report,
         }  # fmt: skip

@@ -2,9 +2,9 @@
 
 async function answer(response) {
   if (response.ok) return response;
-  let message = `The server answered with status ${response.status}.`;
-  try { message = (await response.json()).error.message; } catch { /* the answer has no message */ }
-  throw new Error(message);
+  let found = { message: `The server answered with status ${response.status}.` };
+  try { found = (await response.json()).error; } catch { /* the answer has no message */ }
+  throw Object.assign(new Error(found.message), { code: found.code });
 }
 
 async function request(path, settings) {

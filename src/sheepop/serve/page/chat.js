@@ -32,10 +32,10 @@ export async function open(page) {
       element("label", { className: "wide" }, "System", system))));
 
   const log = element("div", { className: "log", role: "log", ariaLive: "polite" });
-  const words = element("textarea", { id: "say", rows: 3, placeholder: "Say something", ariaLabel: "Message" });
-  const send = element("button", { title: "Ctrl and Enter" }, "Send"), halt = element("button", { type: "button", disabled: true }, "Stop");
+  const words = element("textarea", { id: "say", rows: 2, placeholder: "Say something", ariaLabel: "Message" });
+  const send = element("button", { title: "Enter; Shift and Enter begin a new line" }, "Send");
   const again = element("button", { type: "button" }, "Start over");
-  const composer = element("form", { id: "composer" }, element("label", { className: "wide" }, "Message", words), send, halt, again);
+  const composer = element("form", { id: "composer" }, element("label", { className: "wide" }, "Message", words), send, again);
   page.view.append(log, composer);
   let history = [], pending = null, stopping = null;
   page.until(() => stopping?.abort());
@@ -52,20 +52,23 @@ export async function open(page) {
       records && record.checked ? "This server records conversations, with placeholders for personal data." : ""].join(" ").trim());
   }
 
-  function request(name, prompt, place) {
+  // `begun` is the beginning of the answer, which the model continues.
+  function request(name, prompt, place, begun) {
     const given = Object.entries(knobs).filter(([, knob]) => knob.value !== "").map(([key, knob]) => [key, Number(knob.value)]);
     const settings = Object.fromEntries(given);
     // With the same seed, two copies of a model would give the same answer.
     if (settings.seed != null) settings.seed += place;
     if (stop.value) settings.stop = stop.value;
     const common = { model: name, stream: true, ...settings, ...(records && !record.checked ? { store: false } : {}) };
-    return chats() ? ["/v1/chat/completions", { ...common, messages: prompt, logprobs: true, top_logprobs: ALTERNATIVES }]
-      : ["/v1/completions", { ...common, prompt, logprobs: ALTERNATIVES }];
+    const asked = begun ? { messages: [...prompt, { role: "assistant", content: begun }], continue_final_message: true, add_generation_prompt: false } : { messages: prompt };
+    return chats() ? ["/v1/chat/completions", { ...common, ...asked, logprobs: true, top_logprobs: ALTERNATIVES }]
+      : ["/v1/completions", { ...common, prompt: prompt.map((each) => each.content).join("") + begun, logprobs: ALTERNATIVES }];
   }
 
-  async function write(name, prompt, place, into) {
-    let text = "", end = null, thought = null, id = null;
-    for await (const event of events(...request(name, prompt, place), stopping.signal)) {
+  async function write(name, prompt, place, into, begun, branch) {
+    let text = begun, before = begun, end = null, thought = null, id = null;
+    into.append(begun);
+    for await (const event of events(...request(name, prompt, place, begun), stopping.signal)) {
       const found = event.choices[0];
       id = event.id;
       if (!found) continue;
@@ -76,7 +79,12 @@ export async function open(page) {
         into.append(thought);
       }
       if (!reasoning) text += piece;
-      (reasoning ? thought : into).append(...(tokens.length ? tokens.map(token) : piece ? [piece] : []));
+      const drawn = tokens.map((each) => {
+        const upTo = before;
+        if (!reasoning) before += each[0];
+        return token(each, reasoning ? null : (word) => branch(upTo + word));
+      });
+      (reasoning ? thought : into).append(...(drawn.length ? drawn : piece ? [piece] : []));
       end = found.finish_reason ?? end;
     }
     if (end === "length") into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
@@ -129,26 +137,43 @@ export async function open(page) {
     return [row, told];
   }
 
-  async function submit() {
-    if (stopping || !words.value) return;
+  // Sends a message; the answer begins with `begun`, if an earlier one is continued differently.
+  async function submit(message, begun = "") {
+    if (!message) return;
     settle(0);
     remember();
     const wanted = [model.select.value, ...(beside.select.value ? [beside.select.value] : [])];
     const before = history.length || !system.value || !chats() ? history : [{ role: "system", content: system.value }];
-    const prompt = [...before, { role: "user", content: words.value }];
+    let prompt = [...before, { role: "user", content: message }], leftOut = 0;
     const columns = wanted.map((name) => element("div", { className: "answer" }, element("small", { className: "shape" }, name)));
     const bodies = columns.map((column) => column.appendChild(element("div", { className: "written" })));
-    const turn = element("article", {}, element("p", { className: "asked" }, words.value), element("div", { className: "beside" }, ...columns));
+    const turn = element("article", {}, element("p", { className: "asked" }, message), element("div", { className: "beside" }, ...columns));
     log.append(turn);
-    words.value = "";
+    if (!begun) words.value = "";
+    const branch = (text) => {
+      if (stopping) return;
+      for (let each = turn; each; each = each.nextElementSibling) each.classList.add("left-out");
+      [pending, history] = [null, prompt.slice(0, -1)];
+      submit(message, text);
+    };
     stopping = new AbortController();
-    [send.disabled, halt.disabled] = [true, false];
-    const given = chats() ? prompt : prompt.map((each) => each.content).join("");
+    send.textContent = "Stop";
     const texts = wanted.map(() => "");
+    const answer = async () => {
+      for (const body of bodies) body.replaceChildren();
+      const ends = await Promise.allSettled(wanted.map(async (name, place) => { texts[place] = await write(name, prompt, place, bodies[place], begun, branch); }));
+      return ends.find((end) => end.status === "rejected")?.reason;
+    };
     try {
-      const ends = await Promise.allSettled(wanted.map(async (name, place) => { texts[place] = await write(name, given, place, bodies[place]); }));
-      const failed = ends.find((end) => end.status === "rejected");
-      if (failed) throw failed.reason;
+      let failed = await answer();
+      // As in the terminal, the oldest messages leave a context that is full.
+      while (failed?.code === "context_length_exceeded" && shorter(prompt)) {
+        prompt = shorter(prompt);
+        leftOut += 2;
+        failed = await answer();
+      }
+      if (failed) throw failed;
+      if (leftOut) page.say(`The model's context is full, so it no longer reads the first ${leftOut} messages.`);
       pending = { prompt, texts, columns };
       if (texts.length > 1) turn.append(...vote(texts, wanted, prompt)); else settle(0);
     } catch (error) {
@@ -157,20 +182,27 @@ export async function open(page) {
       page.say(error.name === "AbortError" ? "Stopped; this turn is not part of the conversation." : error.message, error.name !== "AbortError");
     }
     stopping = null;
-    [send.disabled, halt.disabled] = [false, true];
+    send.textContent = "Send";
     words.focus();
   }
 
   words.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) composer.requestSubmit();
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (!stopping) submit(words.value);
   });
-  composer.addEventListener("submit", (event) => { event.preventDefault(); submit(); });
-  halt.addEventListener("click", () => stopping?.abort());
+  composer.addEventListener("submit", (event) => { event.preventDefault(); if (stopping) stopping.abort(); else submit(words.value); });
   again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; log.replaceChildren(); });
   for (const each of [model.select, beside.select, sure, record, stop, system, ...Object.values(knobs)]) each.addEventListener("change", remember);
   remember();
   page.view.prepend(...heading("Chat with a model", "Point at a token of an answer to see its probability under the model and the "
-    + "alternatives. With a second model beside the first, vote for the better answer: votes are saved as preferences."));
+    + "alternatives; a click on one continues the answer with it. With a second model beside the first, vote for the better answer: votes are saved as preferences."));
+}
+
+// The conversation without its first question and answer, but with its instructions; null if only the last question is left.
+function shorter(prompt) {
+  const first = prompt[0].role === "system" ? 1 : 0;
+  return prompt.length > first + 2 ? [...prompt.slice(0, first), ...prompt.slice(first + 2)] : null;
 }
 
 // Tokens with their probabilities and alternatives, from either shape of the API.
@@ -180,11 +212,15 @@ function sureness(found) {
   return found.tokens.map((text, place) => [text, found.token_logprobs[place], Object.entries(found.top_logprobs[place] ?? {})]);
 }
 
-function token([text, logprob, others]) {
-  const list = element("span", { className: "tip" }, ...others.map(([word, other]) =>
-    element("span", { className: word === text ? "same" : "" }, `${visible(word)}  ${share(Math.exp(other))}`)));
-  const made = element("span", { className: text.includes("\n") ? "tok breaks" : "tok", tabIndex: 0, ariaLabel: `${text}, ${share(Math.exp(logprob))}` }, text,
-    element("small", { ariaHidden: "true" }, share(Math.exp(logprob))), list);
+// A token with its alternatives; a click on one of them calls `branch` with its text.
+function token([text, logprob, others], branch) {
+  const list = element("span", { className: "tip" }, ...others.map(([word, other]) => {
+    const made = element("button", { type: "button", className: word === text ? "same" : "", title: "Continue the answer from here with this token", disabled: !branch },
+      `${visible(word)}  ${share(Math.exp(other))}`);
+    made.addEventListener("click", () => branch(word));
+    return made;
+  }));
+  const made = element("span", { className: "tok", tabIndex: 0, role: "note", ariaLabel: `${text}, ${share(Math.exp(logprob))}` }, text, list);
   made.style.setProperty("--sure", Math.exp(logprob).toFixed(3));
   return made;
 }

@@ -82,37 +82,69 @@ export function bars(rows) {
   return made;
 }
 
+// The hues have meanings, which the style sheet names: query, key, value, residual, forward, gold.
+export function hueOf(name) {
+  const style = getComputedStyle(document.documentElement), read = (each) => {
+    const hex = style.getPropertyValue(each).trim().slice(1);
+    return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  };
+  return { none: read("--canvas"), plus: read(`--${name}`), minus: read("--minus") };
+}
+
 const mix = (low, high, at) => low.map((part, place) => Math.round(part + (high[place] - part) * at));
+// A colour for a number between -1 and 1: the hue above 0, grey below.
+export const shade = (at, { none, plus, minus }) => `rgb(${mix(none, at < 0 ? minus : plus, Number.isFinite(at) ? Math.abs(at) : 0.12).join(" ")})`;
+// The square root keeps small numbers visible.
+export const signed = (x) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
+
+const segments = new Intl.Segmenter();
+// At most so many characters, as a reader counts them, apart from what stands beside them in other directions of writing.
+export function shortened(text, most) {
+  const parts = [...segments.segment(text)].map((part) => part.segment);
+  return `\u2068${parts.length > most ? `${parts.slice(0, most - 1).join("")}…` : text}\u2069`;
+}
+
 const SHADES = 255;
 
 // Pixels for values from -SHADES to SHADES, and one for values that are not finite.
-function colours() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const { none, plus, minus } = dark ? { none: [30, 35, 41], plus: [86, 180, 233], minus: [240, 162, 78] }
-    : { none: [247, 248, 246], plus: [0, 84, 148], minus: [194, 100, 10] };
+function colours(hue) {
+  const { none, plus, minus } = hueOf(hue);
   const shades = Array.from({ length: 2 * SHADES + 1 }, (_, place) => mix(none, place < SHADES ? minus : plus, Math.abs(place - SHADES) / SHADES));
   return new Uint32Array(new Uint8Array([...shades, mix(none, [128, 128, 128], 0.25)].flatMap((shade) => [...shade, 255])).buffer);
 }
 
-// A pixel for every number of a matrix: blue above 0, orange below, stronger for larger numbers.
-export function matrix(values, rows, columns, most) {
+const largestOf = (values) => values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+
+// A pixel for every number of a matrix: `hue` above 0, grey below, stronger for larger numbers. With `byRow` each row has its own
+// scale, on which the square root of a number counts: that is for attention, where the first row would else set the scale.
+export function matrix(values, rows, columns, { most, hue = "residual", byRow = false } = {}) {
   const canvas = element("canvas", { width: columns, height: rows });
   const context = canvas.getContext("2d");
   const picture = context.createImageData(columns, rows);
-  const pixels = new Uint32Array(picture.data.buffer), shades = colours();
-  let largest = most ?? 0;
-  if (!largest) for (const value of values) if (Number.isFinite(value)) largest = Math.max(largest, Math.abs(value));
-  for (let place = 0; place < rows * columns; place++) {
-    const at = values[place] / (largest || 1);
-    pixels[place] = shades[Number.isFinite(at) ? SHADES + Math.round(SHADES * Math.max(-1, Math.min(1, at))) : 2 * SHADES + 1];
+  const pixels = new Uint32Array(picture.data.buffer), shades = colours(hue), all = byRow ? 1 : most ?? (largestOf(values) || 1);
+  for (let row = 0; row < rows; row++) {
+    const scale = byRow ? largestOf(values.subarray(row * columns, (row + 1) * columns)) || 1 : all;
+    for (let place = row * columns; place < (row + 1) * columns; place++) {
+      const at = byRow ? signed(values[place] / scale) : values[place] / scale;
+      pixels[place] = shades[Number.isFinite(at) ? SHADES + Math.round(SHADES * Math.max(-1, Math.min(1, at))) : 2 * SHADES + 1];
+    }
   }
   context.putImageData(picture, 0, 0);
   return canvas;
 }
 
+// A vector as one row of colours, which tells its numbers to the pointer and the arrow keys; "numbers" writes the first ones below.
+export function strip(values, hue, { most, numbers = false, name = "A vector" } = {}) {
+  const told = element("output", { className: "shape" });
+  const made = map(values, 1, values.length, [], [], { most, hue }, (_, column) => { told.textContent = `${column}: ${number(values[column])}`; });
+  made.querySelector("canvas").setAttribute("aria-label", `${name}: ${values.length} numbers as colours; arrow keys read them.`);
+  const written = numbers ? [element("span", { className: "shape numbers" }, [...values.subarray(0, 12)].map(number).join("  "))] : [];
+  return element("div", { className: "strip" }, made, told, ...written);
+}
+
 // A matrix with names at its sides; calls `onCell(row, column)` for the cell under the pointer or the arrow keys.
-export function map(values, rows, columns, rowNames, columnNames, most, onCell) {
-  const canvas = matrix(values, rows, columns, most);
+export function map(values, rows, columns, rowNames, columnNames, scale, onCell) {
+  const canvas = matrix(values, rows, columns, scale);
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", `A map of ${rows} rows and ${columns} columns; arrow keys move between cells.`);

@@ -1,10 +1,13 @@
 // The trace room: a prompt, a strip of its tokens, and a view for each stage, for one model or two.
 
-import { begin, post } from "./api.js";
+import { begin, get, post } from "./api.js";
 import { choice, element, share, visible } from "./draw.js";
+import { TOUR } from "./explain.js";
+import { stop } from "./journey_view.js";
 import { VIEWS } from "./views.js";
 
-const KINDS = ["weights", "scores", "unmasked"];
+const USUAL = "The sheep jumped over the";
+const KINDS = ["weights", "scores", "unmasked"], WINDOW = 60; // tokens in the picture
 
 export async function open(page) {
   const given = page.chosen, whole = (value) => (/^\d+$/.test(value ?? "") ? Number(value) : null);
@@ -15,19 +18,27 @@ export async function open(page) {
     page.view.append(element("p", {}, "There is no model yet: the run has no checkpoint so far."), again);
     return;
   }
-  let chosen = { view: given.view in VIEWS ? given.view : "text", position: whole(given.position), layer: whole(given.layer) ?? 0,
-    head: whole(given.head) ?? 0, what: KINDS.includes(given.what) ? given.what : KINDS[0], source: whole(given.source), cross: given.cross === "true" };
+  let chosen = { view: given.view in VIEWS ? given.view : "journey", position: whole(given.position), layer: whole(given.layer) ?? 0,
+    head: whole(given.head) ?? 0, what: KINDS.includes(given.what) ? given.what : KINDS[0], source: whole(given.source), cross: given.cross === "true",
+    open: given.open ?? null, start: whole(given.start), numbers: given.numbers === "true",
+    tour: whole(given.tour) >= 1 && whole(given.tour) <= TOUR.length ? whole(given.tour) : null };
   let ids = given.ids ? given.ids.split(",").map(Number) : null, traces = [], latest = 0;
 
-  const prompt = element("textarea", { id: "prompt", rows: 2, autocomplete: "off", spellcheck: false, value: given.prompt ?? "Hello World" });
+  // A prompt of the kind that the model learnt to continue, if it is a run whose held-out text is here.
+  const suggested = (name) => (page.runs.includes(name) ? get(`runs/${encodeURIComponent(name)}/prompt`).catch(() => USUAL) : USUAL);
+  let suggestion = given.prompt == null ? await suggested(names.includes(given.model) ? given.model : names[0]) : null;
+  const prompt = element("textarea", { id: "prompt", rows: 1, autocomplete: "off", spellcheck: false, value: given.prompt ?? suggestion });
   const target = element("input", { id: "target", autocomplete: "off", spellcheck: false, value: given.target ?? "" });
   const written = element("label", { className: "wide" }, "Target so far", target);
   const model = choice("Model", names, given.model), beside = choice("Compare with", ["", ...names], given.beside);
   model.select.id = "model";
   beside.select.options[0].textContent = "none";
+  const numbers = element("input", { type: "checkbox", checked: chosen.numbers });
+  numbers.addEventListener("change", () => change({ numbers: numbers.checked }));
   const fresh = element("button", { type: "button", title: "Load the models again, such as a run's newest checkpoint" }, "Reload");
   const form = element("form", { id: "ask" }, model, ...(names.length > 1 ? [beside] : []),
-    element("label", { className: "wide" }, "Prompt", prompt), written, element("button", { title: "Ctrl and Enter" }, "Trace"), fresh);
+    element("label", { className: "wide" }, "Prompt", prompt), written, element("button", { title: "Enter; Shift and Enter begin a new line" }, "Trace"), fresh,
+    element("label", { className: "box", title: "Decimals instead of colours alone" }, numbers, "Show numbers"));
   page.controls.append(form);
 
   const encodes = (name) => page.models.find((each) => each.name === name)?.encodes ?? false;
@@ -35,24 +46,27 @@ export async function open(page) {
   function remember() {
     page.called(`${prompt.value}: ${VIEWS[chosen.view][0]}`);
     page.remember({ prompt: prompt.value, target: encodes(model.select.value) ? target.value : null, ids,
-      model: model.select.value, beside: beside.select.value, ...chosen, cross: chosen.cross || null });
+      model: model.select.value, beside: beside.select.value, ...chosen, cross: chosen.cross || null, numbers: chosen.numbers || null });
   }
 
   function fit() {
     const least = (of) => Math.min(...traces.map(of)) - 1;
     chosen.position = Math.min(chosen.position ?? Infinity, least((trace) => trace.tokens.length));
+    const { position, start } = chosen;
+    if (start == null || position < start || position >= start + WINDOW) chosen.start = Math.max(0, position - WINDOW + 1);
     const sources = least((trace) => trace.source_tokens.length);
     chosen.source = sources < 0 ? null : Math.min(chosen.source ?? Infinity, sources);
     chosen.layer = Math.min(chosen.layer, least((trace) => trace.sizes.encoder_layers + trace.sizes.layers));
     chosen.head = Math.min(chosen.head, least((trace) => trace.sizes.heads));
   }
 
-  async function change({ append, ...settings }) {
+  // The choices that changed, or a token to write; `failed` runs if it cannot be written.
+  async function change({ append, failed = () => {}, ...settings }) {
     chosen = { ...chosen, ...settings };
     if (append == null) return show();
     ids = [...traces[0].tokens.map((token) => token.id), append].slice(traces[0].target == null ? 0 : 1);
     chosen.position = null;
-    return start();
+    if (!await start()) failed();
   }
 
   function drawStrip() {
@@ -87,6 +101,7 @@ export async function open(page) {
     fit();
     drawStages();
     drawStrip();
+    page.strip.hidden = chosen.view === "journey";
     remember();
     try {
       const drawn = await Promise.all(traces.map((trace) => VIEWS[chosen.view][1](trace, chosen, change)));
@@ -111,17 +126,18 @@ export async function open(page) {
       const first = await (hasTarget ? begin(wanted[0], prompt.value, ids ?? target.value) : begin(wanted[0], ids ?? prompt.value));
       if (ids) (hasTarget ? target : prompt).value = first.target ?? first.prompt;
       const found = [first, ...(wanted[1] ? [await begin(wanted[1], prompt.value, hasTarget ? target.value : null)] : [])];
-      if (turn !== latest) return;
+      if (turn !== latest) return true;
       traces = found;
     } catch (error) {
       page.say(error.message, true);
-      return;
+      return false;
     }
     page.say(traces.map(({ tokens, source_tokens: sources, model: name, sizes }) =>
       `${name}: ${tokens.length} tokens through ${sizes.layers} blocks of width ${sizes.width} with ${sizes.heads} heads`
       + `${sources.length ? `, which attend to ${sources.length} tokens of the source after ${sizes.encoder_layers} blocks of the encoder` : ""}.`).join(" "));
     await show();
     document.body.dataset.ready = String(traces[0].number);
+    return true;
   }
 
   function onKey(event) {
@@ -132,24 +148,41 @@ export async function open(page) {
       page.stages.querySelector("[aria-selected=true]").focus());
   }
 
+  // Esc goes one level back: from the exact numbers to the picture, and from an opened station to the whole.
+  function onEscape(event) {
+    if (event.key !== "Escape" || !traces.length || event.target.matches("input, textarea, select")) return;
+    if (chosen.view !== "journey") change({ view: "journey" });
+    else if (chosen.open || chosen.tour) change({ open: null, tour: null });
+  }
+
   page.stages.addEventListener("keydown", onKey);
+  document.addEventListener("keydown", onEscape);
   page.view.setAttribute("role", "tabpanel");
   page.until(() => {
     latest++;
+    stop();
     page.stages.removeEventListener("keydown", onKey);
+    document.removeEventListener("keydown", onEscape);
     page.view.removeAttribute("role");
     page.view.className = "";
   });
   prompt.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+    if (event.key !== "Enter" || event.shiftKey) return;
+    event.preventDefault();
+    form.requestSubmit();
   });
   for (const field of [prompt, target]) field.addEventListener("input", () => { ids = null; });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    stop();
     chosen.position = null;
     start();
   });
-  for (const each of [model, beside]) each.select.addEventListener("change", () => { ids = null; start(); });
+  for (const each of [model, beside]) each.select.addEventListener("change", async () => {
+    if (each === model && prompt.value === suggestion) prompt.value = suggestion = await suggested(model.select.value);
+    ids = null;
+    start();
+  });
   fresh.addEventListener("click", async () => {
     page.say("Loading the models again …");
     try {

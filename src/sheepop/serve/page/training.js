@@ -144,7 +144,7 @@ export async function open(page) {
         const [queries, keys] = [tensor.startsWith("encoder") ? source : target, /^encoder|cross/.test(tensor) ? source : target];
         const found = await floats(`runs/${name}/traces/${step}/tensor`, { tensor, head: head.select.value });
         parts.unshift(element("div", {}, ...heading(`Attention of head ${tensor.split(".")[1]}.${head.select.value}`, "A row is the token that attends, a column a token that it attends to."),
-          cell, map(found.values, queries.length, keys.length, queries, keys, 1, (row, column) => {
+          cell, map(found.values, queries.length, keys.length, queries, keys, { hue: "query", byRow: true }, (row, column) => {
             cell.textContent = `${visible(queries[row])} → ${visible(keys[column])}: ${share(found.values[row * keys.length + column])}`;
           })));
       }

@@ -2,10 +2,14 @@
 
 import { ask, logits, tensor } from "./api.js";
 import { bars, choice, compact, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
+import { show as journey } from "./journey_view.js";
 
 const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
 // Data that depends on no choice is requested once.
 const once = (trace, what) => (trace[what] ??= ask(trace.number, what));
+// Weights are scaled by row, since the first token can only attend to itself, with a weight of 1.
+const WEIGHTS = { hue: "query", byRow: true };
+const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 const names = (tokens) => tokens.map((token) => token.text);
 
 // The blocks of an encoder, if there is one, and of the decoder, in the order in which they run.
@@ -28,8 +32,15 @@ function near({ tokens, place }) {
   return tokens.slice(from, from + 2 * NEAR);
 }
 
-function vectors(tokens, found) {
+// A vector for each token, as colours that tell their numbers, or as a table of numbers.
+function vectors(tokens, found, chosen, hue = "residual") {
   const [height, width] = found.shape, rows = names(tokens);
+  if (!chosen.numbers) {
+    const told = element("p", { className: "shape", ariaLive: "polite" }, `(${found.shape.join(" × ")}) The largest magnitude is ${number(largest(found.values))}.`);
+    return [told, map(found.values, height, width, rows, [], { hue }, (row, column) => {
+      told.textContent = `${visible(rows[row])}, ${column}: ${number(found.values[row * width + column])}`;
+    })];
+  }
   const head = ["", ...Array.from({ length: Math.min(SHOWN, width) }, (_, place) => String(place))];
   const body = Array.from({ length: height }, (_, row) =>
     [visible(rows[row]), ...found.values.slice(row * width, row * width + Math.min(SHOWN, width))]);
@@ -57,15 +68,15 @@ async function text(trace) {
   ...source, table([...columns, "probability", "rank"], rows)];
 }
 
-async function embedding(trace) {
+async function embedding(trace, chosen) {
   const parts = heading("Tokens become vectors", "Each id selects a row of a table: the token's vector.", "x₀ = E[id]");
   const streams = [...(trace.source_tokens.length ? [["source_", trace.source_tokens]] : []), ["", trace.tokens]];
   for (const [prefix, tokens] of streams) {
     if (streams.length > 1) parts.push(element("h2", {}, prefix ? "The source" : "The target"));
-    parts.push(...vectors(tokens, await tensor(trace.number, `${prefix}embedded`)));
+    parts.push(...vectors(tokens, await tensor(trace.number, `${prefix}embedded`), chosen));
     if (["sinusoidal", "learned"].includes(trace.sizes.positions)) {
       parts.push(...heading("And get their position", "A vector for each position is added.", "x = x₀ + p"),
-        ...vectors(tokens, await tensor(trace.number, `${prefix}positioned`)));
+        ...vectors(tokens, await tensor(trace.number, `${prefix}positioned`), chosen));
     }
   }
   return parts;
@@ -104,12 +115,13 @@ async function projections(trace, chosen, change) {
   const parts = [...heading(`Queries, keys and values of ${look.called}`, "Each token searches with its query, is found by its key, and passes on its value. "
     + `All three are products of its normalised vector with a matrix${also}.`, "q = W_Q · x,  k = W_K · x,  v = W_V · x"),
   element("div", { className: "knobs" }, ...look.knobs, heads)];
-  for (const [name, found, tokens] of [["Queries", q, block.tokens], ["Keys", k, keys], ["Values", v, keys]])
-    parts.push(element("h3", {}, `${name} of head ${block.layer}.${head}`), ...vectors(tokens, found));
+  for (const [name, found, tokens, hue] of [["Queries", q, block.tokens, "query"], ["Keys", k, keys, "key"], ["Values", v, keys, "value"]])
+    parts.push(element("h3", {}, `${name} of head ${block.layer}.${head}`), ...vectors(tokens, found, chosen, hue));
   if (isTurned) {
     parts.push(...heading("Turned by their position", "Positions rotate queries and keys, two numbers at a time, by these angles in radians, so that a score depends on the distance of two tokens.", "angle = position · frequency"),
-      ...vectors(block.tokens, await tensor(trace.number, `${prefix}.angles`)));
-    for (const [name, found] of [["Queries", turnedQ], ["Keys", turnedK]]) parts.push(element("h3", {}, `${name}, turned`), ...vectors(block.tokens, found));
+      ...vectors(block.tokens, await tensor(trace.number, `${prefix}.angles`), chosen));
+    for (const [name, found, hue] of [["Queries", turnedQ, "query"], ["Keys", turnedK, "key"]])
+      parts.push(element("h3", {}, `${name}, turned`), ...vectors(block.tokens, found, chosen, hue));
   }
   const width = q.shape[1], made = element("div");
   const key = choice("looks at", keys.map((token) => token.position), 0, (place) => `${place}: ${visible(keys[place].text)}`);
@@ -140,7 +152,7 @@ async function attention(trace, chosen, change) {
   ]);
   const small = all.map((found, each) => {
     const button = element("button", { title: `Head ${layer}.${each}`, ariaPressed: String(each === head) },
-      matrix(found.values, ...found.shape, 1), `Head ${layer}.${each}`);
+      matrix(found.values, ...found.shape, WEIGHTS), `Head ${layer}.${each}`);
     button.addEventListener("click", () => change({ head: each }));
     return element("figure", {}, button);
   });
@@ -152,7 +164,7 @@ async function attention(trace, chosen, change) {
     told.textContent = `${visible(labels[row])} → ${visible(keys[column].text)}: ${number(large.values[row * width + column])}`;
   };
   tell(size - 1, 0);
-  const big = map(large.values, size, width, labels, names(keys), chosen.what === "weights" ? 1 : undefined, tell);
+  const big = map(large.values, size, width, labels, names(keys), chosen.what === "weights" ? WEIGHTS : { hue: "query" }, tell);
   const seen = isCross ? "all tokens of the source" : block.isEncoder ? "all tokens" : "those up to itself";
   return [...heading(look.called[0].toUpperCase() + look.called.slice(1), `Each token (row) attends to ${seen} (columns); each head `
     + "has its own pattern. A score is the fit of a query and a key; the softmax turns scores into weights.",
@@ -211,7 +223,7 @@ async function forward(trace, chosen, change) {
       `${experts.values[token.position * count + k]}: ${share(weights.values[token.position * count + k])}`)]);
     parts.push(element("p", {}, "The experts that the router chose, with their weights:"), table(["token", ...rows[0].slice(1).map((_, k) => `${k + 1}.`)], rows));
   }
-  parts.push(element("h2", {}, "What it adds"), ...vectors(block.tokens, await tensor(trace.number, `${block.path}.feed_forward_output`)));
+  parts.push(element("h2", {}, "What it adds"), ...vectors(block.tokens, await tensor(trace.number, `${block.path}.feed_forward_output`), chosen, "forward"));
   return parts;
 }
 
@@ -323,7 +335,7 @@ async function growth(trace, chosen, change) {
     tensor(trace.number, `${path}.attention.v`, group), logits(trace.number, count - 1)]);
   const each = 2 * layers * groups * width, told = element("p", { className: "shape", ariaLive: "polite" });
   const grown = (found, what) => element("div", {}, element("h3", {}, what), map(found.values, count, found.shape[1], labels,
-    Array.from({ length: found.shape[1] }, () => ""), undefined, (row, column) => {
+    Array.from({ length: found.shape[1] }, () => ""), { hue: what === "Keys" ? "key" : "value" }, (row, column) => {
       told.textContent = `${what} of ${visible(labels[row])}, dimension ${column}: ${number(found.values[row * found.shape[1] + column])}`;
     }));
   const best = all.values.indexOf(Math.max(...all.values));
@@ -378,6 +390,7 @@ async function checks(trace) {
 
 // Title, view, and description.
 export const VIEWS = {
+  journey: ["Journey", journey, "One picture of the whole network"],
   text: ["Text", text, "The pieces that the text is cut into"],
   embedding: ["Vectors", embedding, "The list of numbers that stands for each token"],
   projections: ["Queries", projections, "What each token searches for, is found by, and passes on"],

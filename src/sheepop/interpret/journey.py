@@ -1,0 +1,141 @@
+"""The numbers of one picture: tokens that pass through a whole network, and what each part adds to the next one.
+
+The picture shows a window of the tokens. Along each token run a few of its D numbers, from the embedding on, after
+each attention and after each block. Between tokens it shows how much each attends to which, and next to the network
+the likeliest next tokens after one of them.
+
+Shapes: W tokens of the window, L layers, P points along the stream (2 L + 1), K shown numbers of a vector.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sheepop.interpret.parts import Attribution, direct_attribution
+from sheepop.interpret.trace import Trace, attentions_of
+
+MOST_TOKENS = 60
+_CHANNELS, _NEXT = 8, 10
+_HEAD = re.compile(r"(?:cross )?(?:head|attention bias|attention norm|mixer|mixer norm) (\d+)(?:\.\d+)?")
+_FORWARD = re.compile(r"(?:feed-forward|feed-forward norm|layer input) (\d+)")
+
+
+@dataclass(frozen=True, eq=False)
+class Journey:
+    """A window of W tokens from `start` on, seen from the token at `position`.
+
+    `stream` (P, W, K) has the `channels` of the residual stream that vary most over the window, before the first block,
+    after the attention of each block, and after each block; `largest` (P,) is the largest magnitude of them at a point.
+    `weights` has for each layer the attention weights (W, W) between the tokens of the window, as a mean over heads, or
+    None for a layer that mixes tokens without attention. `adds` are the contributions, in logits, to the likeliest
+    token after `position`: of the embedding, of both branches of each layer, and of the rest.
+    """
+
+    start: int
+    position: int
+    channels: list[int]
+    stream: Tensor
+    largest: Tensor
+    weights: list[Tensor | None]
+    mixed_by: list[str]
+    winner: int
+    adds: dict[str, float]
+    parts: Attribution
+
+    def to_dict(self, trace: Trace) -> dict[str, Any]:
+        """The journey as plain data, with the window's tokens and the likeliest next ones after `position`."""
+        behind = trace.predictions[self.position]
+        count = self.stream.shape[1]
+        strongest = sorted(zip(self.parts.names, self.parts.values, strict=True), key=lambda part: -abs(part[1]))
+        return {
+            "start": self.start, "position": self.position, "length": trace.num_tokens,
+            "tokens": [
+                {"text": token.text, "id": token.id, "position": token.position}
+                for token in trace.tokens[self.start : self.start + count]
+            ],
+            "channels": self.channels, "width": trace.config.d_model, "heads": trace.config.num_heads,
+            "stream": [[[_short(x) for x in row] for row in point] for point in self.stream.tolist()],
+            "largest": [_short(x) for x in self.largest.tolist()],
+            "weights": [None if each is None else [[_short(x) for x in row] for row in each.tolist()] for each in self.weights],
+            "mixed_by": self.mixed_by, "adds": self.adds, "total": self.parts.total,
+            "parts": [{"name": name, "nats": value} for name, value in strongest[:16]],
+            "next": [{"id": each, "text": trace.text_of(each), "probability": p} for each, p in behind.top[:_NEXT]],
+        }  # fmt: skip
+
+
+@torch.no_grad()
+def journey_of(trace: Trace, position: int, start: int | None = None) -> Journey:
+    """The journey of the target's tokens around `position`; a window of at most 60 ends at `position` by default.
+
+    Raises `IndexError` for a position or a start out of range.
+    """
+    position = range(trace.num_tokens)[position]
+    start = max(0, position - MOST_TOKENS + 1) if start is None else range(trace.num_tokens)[start]
+    window = slice(start, min(start + MOST_TOKENS, trace.num_tokens))
+    kinds = [_mixed_by(block) for block in trace.blocks]
+    middles = [_middle(trace, layer) for layer in range(trace.num_layers)]
+    weights = [f"blocks.{layer}.attention.weights" for layer, kind in enumerate(kinds) if kind == "attention"]
+    cuts = {name: _window_of_mean(window) for name in weights}
+    cuts |= {name: _rows(window) for name in middles if name is not None}
+    found = trace.collect(cuts, cuts) if cuts else {}
+    before = trace.residuals[:, window].float().cpu()
+    points = [before[:1]]
+    for layer, name in enumerate(middles):
+        points += [before[layer : layer + 1] if name is None else found[name][None], before[layer + 1 : layer + 2]]
+    stream = torch.cat(points)
+    # Each point counts alike, although the stream grows from block to block.
+    scale = stream.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-30)
+    spread = (stream / scale).std((0, 1), correction=0).nan_to_num(-1.0)
+    channels = sorted(spread.topk(min(_CHANNELS, stream.shape[-1])).indices.tolist())
+    shown = stream[..., channels]
+    winner = trace.predictions[position].top[0][0]
+    parts = direct_attribution(trace, position, winner)
+    return Journey(
+        start, position, channels, shown, shown.abs().amax((1, 2)),
+        [found.get(f"blocks.{layer}.attention.weights") for layer in range(trace.num_layers)],
+        kinds, winner, _grouped(zip(parts.names, parts.values, strict=True), trace.num_layers), parts,
+    )  # fmt: skip
+
+
+def _mixed_by(block: Any) -> str:
+    return next(("attention" for name, _ in attentions_of(block) if name == "attention"), "mixer")
+
+
+def _middle(trace: Trace, layer: int) -> str | None:
+    """The probe behind the attention of a block; None if its two branches read the same stream."""
+    names = (f"blocks.{layer}.upper_middle", f"blocks.{layer}.middle")
+    return next((name for name in names if name in trace.names), None)
+
+
+def _window_of_mean(window: slice) -> Any:
+    return lambda weights_HTS: weights_HTS[:, window, window].float().mean(0).cpu()
+
+
+def _rows(window: slice) -> Any:
+    return lambda value_TD: value_TD[window].float().cpu()
+
+
+def _grouped(parts: Iterable[tuple[str, float]], num_layers: int) -> dict[str, float]:
+    """Sums of the parts: ``embedding``, ``attention.N``, ``forward.N``, and ``rest``; together they are the total."""
+    names = ["embedding", *(f"{kind}.{layer}" for layer in range(num_layers) for kind in ("attention", "forward"))]
+    sums = dict.fromkeys([*names, "rest"], 0.0)
+    for name, value in parts:
+        if match := _HEAD.fullmatch(name):
+            sums[f"attention.{match[1]}"] += value
+        elif match := _FORWARD.fullmatch(name):
+            sums[f"forward.{match[1]}"] += value
+        else:
+            sums["embedding" if name in ("token", "n-grams", "position") else "rest"] += value
+    return sums
+
+
+def _short(value: float) -> float:
+    """Four significant digits, as more cannot be seen."""
+    return float(f"{value:.4g}") if math.isfinite(value) else value

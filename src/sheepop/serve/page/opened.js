@@ -1,0 +1,93 @@
+// A station, opened: its equation with the numbers of the chosen token. The exact tables are one step further.
+
+import { ask, tensor } from "./api.js";
+import { bars, element, matrix, number, share, strip, visible } from "./draw.js";
+
+const STRONGEST = 6;
+const row = (found, place) => found.values.subarray(place * found.shape.at(-1), (place + 1) * found.shape.at(-1));
+const line = (name, hue, ...parts) => element("div", { className: "term" }, element("b", { className: `is-${hue}` }, name), ...parts);
+
+async function embedding(trace, chosen) {
+  const token = trace.tokens[chosen.position], isAdded = ["sinusoidal", "learned"].includes(trace.sizes.positions);
+  const [embedded, positioned] = await Promise.all(["embedded", "positioned"].map((name) => tensor(trace.number, name)));
+  const name = visible(token.text);
+  return [element("p", {}, `Token ${token.position}, ${name}, has the id ${token.id}. Row ${token.id} of the table has ${trace.sizes.width} numbers:`),
+    line(`E[${token.id}]`, "residual", strip(row(embedded, chosen.position), "residual", { numbers: chosen.numbers, name })),
+    ...(isAdded ? [element("p", {}, `With the vector of position ${token.position} added:`),
+      line("x₀", "residual", strip(row(positioned, chosen.position), "residual", { numbers: chosen.numbers, name: `${name} with its position` }))] : [])];
+}
+
+async function attention(trace, chosen, change, layer) {
+  const prefix = `blocks.${layer}.attention`, { heads, kv_heads: groups } = trace.sizes, group = Math.floor((chosen.head * groups) / heads), t = chosen.position;
+  const read = (name, head) => tensor(trace.number, `${prefix}.${name}`, head);
+  const [q, k, v, scores, weights, out] = await Promise.all([read("rotated_q", chosen.head), read("rotated_k", group), read("v", group),
+    read("unmasked", chosen.head), read("weights", chosen.head), read("head_outputs", chosen.head)]);
+  const all = await Promise.all(Array.from({ length: heads <= 16 ? heads : 0 }, (_, each) => read("weights", each)));
+  const width = weights.shape[1], own = row(weights, t), seen = [...own.keys()].sort((a, b) => own[b] - own[a]).filter((s) => own[s] > 0).slice(0, STRONGEST);
+  const maps = all.map((found, each) => {
+    const button = element("button", { type: "button", ariaPressed: String(each === chosen.head), title: `Head ${each}` }, matrix(found.values, ...found.shape, { hue: "query", byRow: true }), String(each));
+    button.dataset.key = `head.${each}`;
+    button.addEventListener("click", () => change({ head: each }));
+    return button;
+  });
+  const name = visible(trace.tokens[t].text), settings = { numbers: chosen.numbers };
+  return [element("div", { className: "heads", ariaLabel: "Heads" }, ...maps),
+    element("p", { className: "shape" }, `Head ${chosen.head} of ${heads}. Each row of a map is scaled by its largest weight, as a square root; the largest weight of this head is ${share(Math.max(...weights.values))}.`),
+    line("q", "query", strip(row(q, t), "query", { ...settings, name: `The query of ${name}` })),
+    ...seen.map((s) => element("div", { className: "term look" }, element("span", { className: "word" }, visible(trace.tokens[s].text)),
+      element("b", { className: "is-key" }, "k"), strip(row(k, s), "key", { ...settings, name: "Its key" }),
+      element("span", { className: "sum" }, `q·k/√C = ${number(scores.values[t * width + s])} →`), element("span", { className: "weight" }, weightBar(own[s]), share(own[s])),
+      element("b", { className: "is-value" }, "× v"), strip(row(v, s), "value", { ...settings, name: "Its value" }))),
+    line("Σ w·v", "value", strip(row(out, t), "value", { ...settings, name: "What the head writes" })),
+    element("p", { className: "shape" }, `The ${seen.length} largest of ${t + 1} weights are shown; they have ${share(seen.reduce((sum, s) => sum + own[s], 0))} of the sum.`)];
+}
+
+function weightBar(weight) {
+  const bar = element("i", {});
+  bar.style.width = `${(100 * weight).toFixed(1)}%`;
+  return element("span", { className: "track" }, bar);
+}
+
+async function added(trace, chosen, layer, name, label, hue) {
+  const found = await tensor(trace.number, `blocks.${layer}.${name}`);
+  return line(label, hue, strip(row(found, chosen.position), hue, { numbers: chosen.numbers, name: "What it adds" }));
+}
+
+async function forward(trace, chosen, change, layer) {
+  const prefix = `blocks.${layer}.feed_forward`, parts = [];
+  if (trace.tensors.includes(`blocks.${layer}.feed_forward_input`)) parts.push(await added(trace, chosen, layer, "feed_forward_input", "x", "residual"));
+  if (trace.tensors.includes(`${prefix}.hidden`)) {
+    const values = row(await tensor(trace.number, `${prefix}.hidden`), chosen.position);
+    const strongest = [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, STRONGEST);
+    parts.push(line("hidden", "forward", strip(values, "forward", { numbers: chosen.numbers, name: "The units" })),
+      element("p", {}, `The ${strongest.length} strongest of ${values.length} units:`), bars(strongest.map((unit) => ({ word: `unit ${unit}`, values: [values[unit]], text: number(values[unit]) }))));
+  }
+  return [...parts, await added(trace, chosen, layer, "feed_forward_output", "out", "forward")];
+}
+
+async function prediction(trace, chosen, change, layer, data) {
+  const found = await ask(trace.number, "next", { position: chosen.position, count: STRONGEST });
+  return [element("p", {}, `Logits z of the likeliest tokens; p = exp(z) divided by the sum over all ${found.vocabulary.toLocaleString("en")} tokens, exp(${number(found.logsumexp)}):`),
+    bars(found.tokens.map((token) => ({ word: visible(token.text), values: [Math.exp(token.logit - found.logsumexp)], text: `z = ${number(token.logit)}, p = ${share(Math.exp(token.logit - found.logsumexp))}` }))),
+    element("p", {}, `The logit of ${visible(data.next[0].text)} is ${number(data.total)}, the sum of what every part adds to it. The largest parts:`),
+    bars(data.parts.slice(0, STRONGEST).map((part) => ({ word: part.name, values: [part.nats], text: number(part.nats) })))];
+}
+
+// Kind of a station: what shows it opened, and the view with its exact numbers.
+const OPEN = {
+  embedding: [embedding, "embedding"], attention: [attention, "attention"], forward: [forward, "forward"], prediction: [prediction, "next"],
+  mixer: [async (trace, chosen, change, layer) => [await added(trace, chosen, layer, "attention_output", "out", "value")], "stream"],
+};
+
+// The panel below a station of the picture.
+export async function opened(station, trace, chosen, change, data) {
+  const [show, view] = OPEN[station.kind], close = element("button", { type: "button", title: "Esc" }, "Close");
+  const layer = station.layer, table = element("button", { type: "button" }, "The exact numbers");
+  close.addEventListener("click", () => change({ open: null }));
+  table.addEventListener("click", () => change({ view, layer: trace.sizes.encoder_layers + (layer ?? 0) }));
+  [close.dataset.key, table.dataset.key] = ["close", "exact"];
+  const made = element("section", { className: `opened of-${station.kind}`, ariaLabel: station.name }, element("i", { className: "notch", ariaHidden: "true" }),
+    element("div", { className: "bar-of-title" }, element("h2", {}, station.name), table, close), ...await show(trace, chosen, change, layer, data));
+  made.style.setProperty("--at", `${Math.round(station.x + station.width / 2)}px`);
+  return made;
+}

@@ -1,0 +1,333 @@
+"""The page's picture: what it shows are the numbers of the trace, and it is used by mouse, by keyboard and by link."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+import torch
+
+from sheepop.interpret.journey import MOST_TOKENS, journey_of
+from sheepop.interpret.trace import Trace
+from sheepop.model import Transformer
+from sheepop.serve.config import ServerConfig
+from sheepop.tokenizer import CharTokenizer
+
+from .conftest import KINDS, Live, model_of, tiny_network
+from .test_inside import BROWSER
+
+httpx = pytest.importorskip("httpx")
+TEXT = "The sheep"
+
+
+def test_the_picture_has_the_numbers_of_the_trace() -> None:
+    trace = Trace.of(tiny_network(), CharTokenizer(), TEXT)
+    found = journey_of(trace, 5)
+    for layer in range(2):
+        block = f"blocks.{layer}"
+        middle = trace.residuals[layer] + trace[f"{block}.attention_output"]
+        torch.testing.assert_close(found.stream[2 * layer], trace.residuals[layer][:, found.channels])
+        torch.testing.assert_close(found.stream[2 * layer + 1], middle[:, found.channels])
+        mean = torch.stack([trace[f"{block}.attention.weights"][head] for head in range(4)]).mean(0)
+        torch.testing.assert_close(found.weights[layer], mean)
+    torch.testing.assert_close(found.stream[-1], trace.residuals[-1][:, found.channels])
+    logit = float(trace.logits_behind(5).max())
+    assert found.winner == int(trace.logits_behind(5).argmax()) and sum(found.adds.values()) == pytest.approx(logit)
+    # What the feed-forward network of a block adds is its output through the frozen norm and the row of the winner.
+    scale = (trace.residuals[-1][5].double().var(correction=0) + trace.config.norm_eps).sqrt()
+    added = trace["blocks.1.feed_forward_output"][5].double()
+    row = trace.model.lm_head.weight[found.winner].detach().double() * trace.model.final_norm.weight.detach().double()
+    expected = float((added - added.mean()) / scale @ row)
+    assert found.adds["forward.1"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_networks_have_a_picture_too(kind: str) -> None:
+    trace = Trace.of(tiny_network(**KINDS[kind]), CharTokenizer(), TEXT, "ram" if kind == "pairs" else None)
+    found = journey_of(trace, -1)
+    assert found.stream.shape[:2] == (5, trace.num_tokens)
+    torch.testing.assert_close(
+        found.stream[1], trace["blocks.0.upper_middle" if kind == "pairs" else "blocks.0.middle"][:, found.channels]
+    )
+    assert sum(found.adds.values()) == pytest.approx(float(trace.logits_behind(-1).max()), rel=1e-5)
+
+
+def test_a_long_text_is_seen_through_a_window() -> None:
+    trace = Trace.of(tiny_network(), CharTokenizer(), "ab" * 100)
+    found = journey_of(trace, 120)
+    assert (found.start, found.stream.shape[1]) == (121 - MOST_TOKENS, MOST_TOKENS)
+    inside = slice(found.start, found.start + MOST_TOKENS)
+    torch.testing.assert_close(found.weights[1], trace["blocks.1.attention.weights"].mean(0)[inside, inside])
+    assert journey_of(trace, 199, 190).stream.shape[1] == 10
+    with pytest.raises(IndexError):
+        journey_of(trace, 200)
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Live]:
+    server = Live(ServerConfig(ui=True), models=["plain", "pairs"])
+    yield server
+    server.close()
+
+
+def test_a_window_out_of_range_is_refused(inside: Live) -> None:
+    with httpx.Client(base_url=f"{inside.url}/ui", timeout=30) as client:
+        number = client.post("/traces", json={"prompt": TEXT, "model": "plain"}).json()["number"]
+        for settings, status in (
+            ({"position": 9}, 400),
+            ({"position": 0, "start": 9}, 400),
+            ({"position": 8, "start": 2}, 200),
+        ):
+            assert client.get(f"/traces/{number}/journey", params=settings).status_code == status
+
+
+@pytest.fixture(scope="module")
+def network(inside: Live) -> Transformer:
+    """The network behind the page."""
+    found: Transformer = model_of(inside.registry, "plain").generator.model
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(network: Transformer) -> Iterator[Any]:
+    # The network comes first: with Playwright a loop of events runs in this thread.
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("needs Chromium (chromium, chromium-browser or google-chrome)")
+    with playwright.sync_playwright() as tools:
+        found = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, inside: Live) -> Iterator[Any]:
+    """A page that may report no error and ask nobody else."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    page, wrong = context.new_page(), list[str]()
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda asked: None if asked.url.startswith(inside.url) else wrong.append(asked.url))
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def colour_of(value: float, largest: float, hues: dict[str, list[int]]) -> list[int]:
+    at = np.sign(value) * np.sqrt(abs(value) / largest)
+    end = hues["minus"] if at < 0 else hues["plus"]
+    return [round(low + (high - low) * abs(at)) for low, high in zip(hues["none"], end, strict=True)]
+
+
+@pytest.mark.system
+def test_the_first_screen_shows_the_trace_and_a_changed_weight(page: Any, inside: Live, network: Transformer) -> None:
+    address = f"{inside.url}/ui#model=plain&prompt=The+sheep"
+
+    def look() -> tuple[list[str], dict[str, float]]:
+        found = journey_of(Trace.of(network, CharTokenizer(), TEXT), -1)
+        trace = Trace.of(network, CharTokenizer(), TEXT)
+        page.wait_for_selector(".journey-picture .add")
+        # The middle of a strip between two stations has the colour of its number.
+        hues = page.evaluate("import('/ui/draw.js').then((draw) => draw.hueOf('residual'))")
+        pixels = page.evaluate(
+            """() => { const at = document.querySelector('.journey-picture').at, canvas = document.querySelector('.ribbons canvas');
+            const copy = Object.assign(document.createElement('canvas'), { width: canvas.width, height: canvas.height });
+            const pen = copy.getContext('2d', { willReadFrequently: true });
+            pen.drawImage(canvas, 0, 0);
+            return [0, 1, 4].map((p) => [2, 7].map((t) => [0, 5].map((k) => {
+              const x = (at.stations[p].x + at.stations[p + 1].x) / 2, y = at.ys[t] - at.ribbon / 2 + ((k + 0.5) * at.ribbon) / 8;
+              return [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
+            }))); }"""
+        )  # fmt: skip
+        for point, row in zip((0, 1, 4), pixels, strict=True):
+            for token, strips in zip((2, 7), row, strict=True):
+                for channel, colour in zip((0, 5), strips, strict=True):
+                    value, largest = float(found.stream[point, token, channel]), float(found.largest[point])
+                    assert np.abs(np.subtract(colour, colour_of(value, largest, hues))).max() <= 12
+        widths = {
+            each.get_attribute("data-part"): float(each.get_attribute("data-width"))
+            for each in page.locator(".add").all()
+        }
+        most = max(abs(found.adds[name]) for name in widths)
+        assert widths == pytest.approx({name: 16 * abs(found.adds[name]) / most for name in widths}, abs=1e-3)
+        arcs = {
+            (each.get_attribute("data-layer"), each.get_attribute("data-from")): float(
+                each.get_attribute("data-weight")
+            )
+            for each in page.locator(".arcs .looks").all()
+        }
+        mean = {
+            (str(layer), str(key)): float(weight)
+            for layer in range(2)
+            for key, weight in enumerate(found.weights[layer][-1])
+        }
+        assert arcs == pytest.approx({place: weight for place, weight in mean.items() if weight >= 0.02}, rel=1e-3)
+        shares = [float(each.get_attribute("data-probability")) for each in page.locator(".odd .bar").all()]
+        assert shares == pytest.approx([p for _, p in trace.predictions[-1].top])
+        return [str(pixels)], widths
+
+    page.goto(address)
+    before = look()
+    with torch.no_grad():
+        weight = network.get_parameter("blocks.1.feed_forward.down_proj.weight")
+        weight[:] = weight * 0.1
+    try:
+        page.click("#ask button")
+        page.wait_for_function(
+            """old => { const found = document.querySelector('.add[data-part="forward.1"]');
+            return found && found.dataset.width !== old; }""",
+            arg=f"{before[1]['forward.1']:.3f}",
+        )  # fmt: skip
+        after = look()
+    finally:
+        with torch.no_grad():
+            weight[:] = weight * 10
+    assert after[1]["forward.1"] < before[1]["forward.1"] and after[0] != before[0]
+
+
+@pytest.mark.system
+def test_a_station_opens_leads_to_its_numbers_and_escape_goes_back(page: Any, inside: Live) -> None:
+    trace = Trace.of(tiny_network(), CharTokenizer(), TEXT)
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    page.locator("[data-key='attention.1']").click()
+    panel = page.locator(".opened")
+    panel.get_by_role("heading", name="Attention of block 1").wait_for()
+    weights, scores = trace["blocks.1.attention.weights"][0, -1], trace.unmasked_scores("blocks.1.attention")[0, -1]
+    best = int(weights.argmax())
+    assert panel.locator(".look .sum").first.inner_text() == f"q·k/√C = {float(scores[best]):.4f} →"
+    assert f"{100 * float(weights[best]):.1f} %" in panel.locator(".look .weight").first.inner_text()
+    link = page.url
+    assert "open=attention.1" in link and "layer=1" in link
+    panel.get_by_role("button", name="The exact numbers").click()
+    page.locator("#view h2", has_text="Attention of block 1").first.wait_for()
+    page.keyboard.press("Escape")
+    panel.wait_for()
+    page.keyboard.press("Escape")
+    panel.wait_for(state="detached")
+    assert "open=" not in page.url
+    page.goto("about:blank")
+    page.goto(link)
+    panel.get_by_role("heading", name="Attention of block 1").wait_for()
+
+
+@pytest.mark.system
+def test_the_picture_is_one_tab_stop_in_which_arrows_move(page: Any, inside: Live) -> None:
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    page.wait_for_selector(".journey-picture .station")
+    assert page.locator(".journey-picture [tabindex='0']").count() == 1
+    page.locator("[data-key='embedding']").focus()
+    here = "document.activeElement.dataset.key"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(here) == "attention.0"
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector("[data-key='token.7'][aria-pressed=true]")
+    page.wait_for_function(f"{here} === 'attention.0'")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Attention of block 0").wait_for()
+    # Pointing at a token shows its arcs in every block: where it looks, and who looks at it.
+    page.locator("[data-key='token.3']").hover()
+    layers = {each.get_attribute("data-layer") for each in page.locator(".arcs .found").all()}
+    assert layers == {"0", "1"} and set(
+        page.locator(".arcs .found").evaluate_all("all => all.map((each) => each.dataset.from)")
+    ) == {"3"}
+
+
+@pytest.mark.system
+def test_the_tour_goes_through_eight_parts_and_is_resumed(page: Any, inside: Live) -> None:
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    titles, stations = [], []
+    page.get_by_role("button", name="Take the tour").click()
+    for step in range(1, 9):
+        page.get_by_text(f"{step} of 8").wait_for()
+        titles.append(page.locator(".explain h2").inner_text())
+        stations.append(page.evaluate("document.querySelector('[aria-expanded=true].station')?.dataset.key ?? null"))
+        if step == 5:
+            page.get_by_role("button", name="Leave the tour").click()
+            page.get_by_role("button", name="Take the tour").wait_for()
+            page.evaluate("localStorage.setItem('tour', 5)")
+            page.reload()
+            page.get_by_role("button", name="Resume the tour at 5 of 8").click()
+            page.get_by_text("5 of 8").wait_for()
+        if step < 8:
+            page.get_by_role("button", name="Next", exact=True).click()
+    assert [title.split()[0] for title in titles] == [
+        "Tokens",
+        "Embedding",
+        "Attention",
+        "Heads",
+        "Feed-forward",
+        "Residual",
+        "Prediction",
+        "Writing",
+    ]
+    assert stations == [None, "embedding", None, "attention.0", "forward.0", None, "prediction", None]
+    assert "tour=8" in page.url
+    page.get_by_role("button", name="Done").click()
+    page.get_by_role("button", name="Take the tour").wait_for()
+
+
+@pytest.mark.system
+def test_play_writes_what_the_model_would_and_pause_stops(page: Any, inside: Live, network: Transformer) -> None:
+    trace = Trace.of(network, CharTokenizer(), TEXT)
+    expected = trace.predictions[-1].top[0][0]
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    page.get_by_label("Speed").select_option("4")
+    page.get_by_role("button", name="Step").click()
+    assert page.locator(".station.lit").get_attribute("data-key") == "embedding"
+    page.get_by_role("button", name="Step").click()
+    assert page.locator(".station.lit").get_attribute("data-key") == "attention.0"
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector("[data-key='token.10']")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Play").wait_for()
+    ids = [int(each) for each in page.evaluate("new URLSearchParams(location.hash.slice(1)).get('ids')").split(",")]
+    assert ids[:10] == [*trace.token_ids, expected]
+    second = Trace.of(network, CharTokenizer(), ids[:10])
+    assert ids[10] == second.predictions[-1].top[0][0]
+
+
+AXE = Path(os.environ.get("SHEEPOP_AXE", ""))
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not AXE.is_file(), reason="needs SHEEPOP_AXE, the path of axe.min.js of the npm package axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_state_of_the_picture_breaks_a_rule_of_accessibility(page: Any, inside: Live, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    for state in (
+        "",
+        "&open=attention.1&layer=1",
+        "&open=prediction",
+        "&open=forward.0&tour=5",
+        "&view=attention",
+        "&view=next",
+    ):
+        page.goto("about:blank")
+        page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep{state}")
+        page.wait_for_selector("body[data-ready]")
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run()")["violations"]
+        assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "text", ["a", "\u05e9\u05dc\u05d5\u05dd \U0001f469\u200d\U0001f469\u200d\U0001f466", "x" * 256]
+)
+def test_any_text_has_a_picture_that_fits(page: Any, inside: Live, text: str) -> None:
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto("about:blank")
+        page.goto(f"{inside.url}/ui#" + urlencode({"model": "plain", "prompt": text}))
+        page.wait_for_selector(".journey-picture .name")
+        length = Trace.of(tiny_network(), CharTokenizer(), text).num_tokens
+        assert page.locator(".journey-picture .name").count() == min(length, MOST_TOKENS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if length > MOST_TOKENS:
+        page.get_by_role("button", name="Earlier").click()
+        page.wait_for_selector(f"[data-key='token.{length - 2 * MOST_TOKENS}']")
