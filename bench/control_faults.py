@@ -21,6 +21,7 @@ import torch
 
 import sheepop
 from record import add_json_option, write_record
+from sheepop.checkpoint import save_model
 from sheepop.core.json_lines import read_json_lines
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, advice_of, noise_scale_of
@@ -81,9 +82,10 @@ DESCENT = (
 
 @dataclass
 class Bench:
-    """The runs of this benchmark in a `folder`; a row of the table for each that was looked at."""
+    """The runs of this benchmark in a `folder`; a row of the table for each that was looked at, written to `json`."""
 
     folder: Path
+    json: Path | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, data: Path, *settings: str, fork: Path | None = None, config: Path | None = None) -> Path:
@@ -116,6 +118,7 @@ class Bench:
         """Adds a row and prints it."""
         row = {"run": name, "expected": list(expected), "found": list(found), "is_right": is_right, "words": words}
         self.rows.append({**row, **numbers})
+        write_record(self.json, {"steps": STEPS, "rows": self.rows})
         share = f"{numbers['share']:.2f}" if "share" in numbers else ""
         print(f"{name:34}  {'yes' if is_right else 'NO':3}  {share:>6}  {', '.join(found) or 'nothing'}", flush=True)
 
@@ -142,15 +145,15 @@ def too_small(bench: Bench, data: Path) -> None:
     scale = noise_scale_of(read_json_lines(path / "metrics.jsonl").rows)
     assert scale is not None
     size = max(2, round(scale.rows / 4))
-    settings = (f"training.global_batch_size={size}", "training.max_steps=160", "training.schedule=constant")
-    places = ("training.eval_interval=160", "training.checkpoint_interval=160")
+    settings = (f"training.global_batch_size={size}", "training.max_steps=240", "training.schedule=constant")
+    places = ("training.eval_interval=240", "training.checkpoint_interval=240", "analysis.interval=5")
     bench.look("a batch four times too small", bench.run(data, *settings, *places), (BATCH,))
 
 
 def unstable(bench: Bench, data: Path) -> None:
-    """One matrix with fifty times the rate of the others."""
+    """One matrix with a thousand times the rate of the others."""
     matrix = "blocks.1.feed_forward.down_proj.weight"
-    layers = f"training.layers=[{{pattern: {matrix}, learning_rate: 50}}]"
+    layers = f"training.layers=[{{pattern: {matrix}, learning_rate: 1000}}]"
     bench.look("an unstable matrix", bench.run(data, layers), (LAYER,))
     row = bench.rows[-1]
     row["is_right"] &= "block 1" in (row["words"] or "") and matrix in (row["words"] or "")
@@ -166,7 +169,7 @@ def dead_head(bench: Bench, data: Path, healthy_run: Path) -> None:
         if attention.v_proj.bias is not None:
             attention.v_proj.bias[16:] = 0
         attention.o_proj.weight[:, 16:] = 0
-    lm.save(bench.folder / "doctored")
+    save_model(bench.folder / "doctored", lm.model, lm.tokenizer, {})
     bench.look("a dead head", bench.run(data, "training.max_steps=40", fork=bench.folder / "doctored"), (HEADS,))
     bench.rows[-1]["is_right"] &= "blocks.1.attention head 1" in (bench.rows[-1]["words"] or "")
 
@@ -208,17 +211,18 @@ def main() -> None:
     print(f"{'run':34}  ok?  {'share':>6}  named")
     first, numbers = options.data[0], dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
+        bench = Bench(Path(folder), options.json)
         if options.only != "planted":
             healthy(bench, options.data)
         if options.only != "healthy":
-            for plant in (too_fast, too_small, unstable):
-                plant(bench, first)
+            unstable(bench, first)
             usual = bench.run(first, "model.dropout=0")
             dead_head(bench, first, usual)
             looping(bench, usual)
             numbers["diverging"] = diverging(bench, first)
             print(numbers["diverging"])
+            too_small(bench, first)
+            too_fast(bench, first)
     right = sum(row["is_right"] for row in bench.rows)
     print(f"{right} of {len(bench.rows)} runs are judged as they should be.")
     write_record(options.json, {"steps": STEPS, "rows": bench.rows, **numbers})

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sheepop
+from sheepop.checkpoint import save_model
 from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, Advice, advice_of, noise_scale_of
 from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
@@ -85,9 +86,9 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
 
 
 def test_an_unstable_matrix_is_named(trained: Trained) -> None:
-    """One matrix has fifty times the rate of the others."""
+    """One matrix has a thousand times the rate of the others."""
     matrix = "blocks.1.feed_forward.down_proj.weight"
-    _, advice = trained(f"training.layers=[{{pattern: {matrix}, learning_rate: 50}}]")
+    _, advice = trained(f"training.layers=[{{pattern: {matrix}, learning_rate: 1000}}]")
     (found,) = [each for each in advice if each.cause == LAYER]
     assert "block 1 (" in found.words and f"in {matrix})" in found.words
 
@@ -101,7 +102,7 @@ def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
         attention.v_proj.weight[16:] = 0
         attention.v_proj.bias[16:] = 0
         attention.o_proj.weight[:, 16:] = 0
-    lm.save(tmp_path / "model")
+    save_model(tmp_path / "model", lm.model, lm.tokenizer, {})
     _, advice = trained("training.max_steps=20", fork=tmp_path / "model")
     assert [each.cause for each in advice] == [HEADS] and "blocks.1.attention head 1" in advice[0].words
 

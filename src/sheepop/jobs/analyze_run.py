@@ -86,7 +86,10 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
     """
     stored = find_resumable(request.run)
     if stored is None:
-        raise UsageError(f"{request.run} is not a training run. Give a run directory, which `sheepop train` writes.")
+        raise UsageError(
+            f"{request.run} is not a training run, so it has no optimizer and no data whose next step could be measured. "
+            "Give a run directory, which `sheepop train` writes."
+        )
     config = stored.config.replace(device=request.device)
     if (why := obstacle(config, (quantity,))) is not None:
         raise UsageError(f"{quantity.capitalize()} cannot be measured on {request.run}. {why}")

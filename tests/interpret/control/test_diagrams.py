@@ -8,6 +8,7 @@ import torch
 from sheepop.core.errors import UsageError
 from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.comparison import compare_points
+from sheepop.interpret.control.diagram_drawing import Box, shortened
 from sheepop.interpret.control.diagrams import block_diagrams
 from sheepop.interpret.control.jacobian import Jacobian, singular_values
 from sheepop.interpret.control.operating_point import OperatingPoint
@@ -108,3 +109,10 @@ def test_models_that_cannot_be_compared_are_refused(point: OperatingPoint) -> No
         compare_points(point, deeper)
     with pytest.raises(UsageError, match="other tokens"):
         compare_points(point, point_of(point.model, "sheer"))
+
+
+def test_a_long_chain_keeps_its_ends() -> None:
+    boxes = [Box(f"block {layer}", "gain") for layer in range(20)]
+    found = [box.line for box in shortened(boxes)]
+    assert found == [*(box.line for box in boxes[:7]), "6 more blocks", *(box.line for box in boxes[13:])]
+    assert shortened(boxes[:14]) == boxes[:14]

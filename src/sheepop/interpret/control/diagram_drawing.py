@@ -30,12 +30,12 @@ class Box:
     @property
     def line(self) -> str:
         """The box as text."""
-        return f"{self.name} [{self.text}]"
+        return f"{self.name} [{self.text}]" if self.text else self.name
 
 
 def draw_reduction(steps: Mapping[str, Sequence[Box]], forward: Box, closed: Gain) -> Picture:
     """The steps (a) to (d) side by side, each from top to bottom, and the closed loop (e)."""
-    columns = {step: _shortened(boxes) for step, boxes in steps.items()}
+    columns = {step: shortened(boxes) for step, boxes in steps.items()}
     high = max(map(len, columns.values())) + 1.0
     figure = bare_figure(3.05 * (len(columns) + 1), 0.55 * high * _STEP + 1.0)
     figure.set_layout_engine("constrained")
@@ -113,8 +113,8 @@ def _branch(axes: Axes, boxes: Sequence[Box], beside: float, split: float, end: 
     _arrow(axes, (beside, end), (0.16 if beside > 0 else -0.16, end))
 
 
-def _shortened(boxes: Sequence[Box]) -> list[Box]:
-    """The boxes, of which those in the middle become one if there are too many to draw."""
+def shortened(boxes: Sequence[Box]) -> list[Box]:
+    """The boxes, of which those in the middle become one if there are too many to draw or to print in a line."""
     if len(boxes) <= _MOST_BOXES:
         return list(boxes)
     kept = _MOST_BOXES // 2

@@ -15,7 +15,7 @@ import torch
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
-from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction
+from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction, shortened
 from sheepop.interpret.control.finding import PromptFinding
 from sheepop.interpret.control.gains import Gain, gain_of, parts_of_block
 from sheepop.interpret.control.jacobian import Jacobian
@@ -76,7 +76,9 @@ class BlockDiagrams(PromptFinding):
 
     def table(self) -> list[str]:
         """The diagrams in one line each."""
-        lines = [f"({step}) {' -> '.join(box.line for box in boxes)}" for step, boxes in self.steps().items()]
+        lines = [
+            f"({step}) {' -> '.join(box.line for box in shortened(boxes))}" for step, boxes in self.steps().items()
+        ]
         loop = f"largest {self.closed_loop.largest:.3g}, typical {self.closed_loop.typical.value:.3g}"
         lines.append(f"(e) (I + G H)^-1 G [{loop}], H: choose a token, embed it, one position later")
         inside = ", ".join(_box(part.name, part).line for part in self.parts)
