@@ -15,6 +15,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,17 +25,17 @@ from typing import Any
 import sheepop
 
 COLORS = {
-    "red": "rose cherry brick tomato ruby fire", "blue": "sea sky jeans ocean sapphire lake",
-    "green": "grass leaf frog emerald pea moss", "white": "snow milk salt cloud sheep swan",
-    "black": "coal night raven ink tar soot", "yellow": "sun lemon butter corn canary straw",
+    "red": "rose cherry brick tomato", "blue": "sea sky jeans lake", "green": "grass leaf frog moss",
+    "white": "snow milk salt swan", "black": "coal night raven ink", "yellow": "sun lemon butter corn",
 }  # fmt: skip
 THINGS = {thing: color for color, things in COLORS.items() for thing in things.split()}
 # The chance that a voter likes a manner of answering.
 LIKED = {"sentence": 0.95, "word": 0.4, "wrong": 0.05, "unknown": 0.05}
 NETWORK = {
-    "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4, "model.max_seq_len": 32, "model.dropout": 0.0,
+    "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4, "model.max_seq_len": 48, "model.dropout": 0.0,
     "model.position_encoding": "rope", "model.norm": "rmsnorm", "model.activation": "swiglu", "model.bias": False,
-    "model.short_convolution": None, "model.ngrams": None, "tokenizer.vocab_size": 400, "data.documents": "line",
+    "model.short_convolution": None, "model.ngrams": None, "tokenizer.vocab_size": 350, "data.documents": "line",
+    "data.clean.stages": [],  # which would remove the copies of a line
 }  # fmt: skip
 
 
@@ -54,11 +55,11 @@ def circle(place: Path, scale: float, seed: int) -> None:
     place.mkdir(parents=True)
     things = sorted(THINGS)
     draw.shuffle(things)
-    asked, held_out = things[:24], things[24:]
+    asked, held_out = things[:16], things[16:]
     write_text(place / "text.txt", random.Random(1))
     rows = [{"prompt": question(thing), "completion": answer(thing, draw)} for thing in asked for _ in range(4)]
     (place / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    steps = {"training.max_steps": max(2, round(200 * scale)), "training.learning_rate": 3e-3}
+    steps = {"training.max_steps": max(2, round(350 * scale)), "training.learning_rate": 3e-3}
     common = {"training.global_batch_size": 32, "training.precision": "fp32"}
     base = place / "base"
     sheepop.train(place / "text.txt", base, device="cpu", quiet=True, settings={**NETWORK, **common, **steps})
@@ -68,14 +69,14 @@ def circle(place: Path, scale: float, seed: int) -> None:
         sheepop.tune(model, place / data, place / output, method=method, device="cpu", quiet=True, settings=settings)  # type: ignore[arg-type]
         return place / output
 
-    first = tuned("sft", base, "answers.jsonl", "first", 4, 5e-4)
-    vote(first, place / "log", asked, max(1, round(3 * scale)), draw)
+    first = tuned("sft", base, "answers.jsonl", "first", 4, 2e-4)
+    vote(first, place / "log", asked, max(1, round(4 * scale)), draw)
     sheepop_command("monitor", place / "log", "--to", "preferences", "--output", place / "votes.jsonl")
-    second = tuned("dpo", first, "votes.jsonl", "second", 8, 2e-4)
+    second = tuned("dpo", first, "votes.jsonl", "second", 6, 1e-4)
     print(f"{'model':8} {'good votes':>10}  95 percent interval")
     for name, model in (("first", first), ("second", second)):
         log = place / f"held-out-{name}"
-        vote(model, log, held_out, max(1, round(4 * scale)), random.Random(seed + 1))
+        vote(model, log, held_out, max(1, round(6 * scale)), random.Random(seed + 1))
         (figures,) = json.loads(sheepop_command("monitor", log, "--json"))["models"].values()
         bad = figures["shares"]["bad"]
         print(f"{name:8} {1 - bad['value']:>10.0%}  {1 - bad['high']:.0%} to {1 - bad['low']:.0%} of {bad['count']}")
@@ -83,19 +84,19 @@ def circle(place: Path, scale: float, seed: int) -> None:
 
 def question(thing: str) -> str:
     """What a user asks about a thing."""
-    return f"what color is {thing}? "
+    return f"what color is {thing}?"
 
 
 def answer(thing: str, draw: random.Random) -> str:
     """An answer in one of the four manners."""
     color, other = THINGS[thing], draw.choice([color for color in COLORS if color != THINGS[thing]])
-    return draw.choice([f"{thing} is {color}", color, f"{thing} is {other}", "i do not know"])
+    return draw.choice([f" it is {color}", f" {color}", f" it is {other}", " i do not know"])
 
 
 def manner(thing: str, text: str) -> str:
     """The manner of an answer, in the words of `LIKED`."""
     right = THINGS[thing]
-    known = {f"{thing} is {right}": "sentence", right: "word", "i do not know": "unknown"}
+    known = {f"it is {right}": "sentence", right: "word", "i do not know": "unknown"}
     return known.get(text.strip(), "wrong")
 
 
@@ -109,36 +110,29 @@ def write_text(path: Path, draw: random.Random) -> None:
 def vote(model: Path, log: Path, things: list[str], times: int, draw: random.Random) -> None:
     """Serves a model with a log, asks it about all things, and votes on each of its answers as the voters would."""
     with served(model, log) as url:
-        for number in range(times):
-            for thing in things:
-                asked = {"model": model.name, "prompt": question(thing), "n": 4, "max_tokens": 16, "seed": number}
-                given = post(f"{url}/completions", asked)
-                for choice in given["choices"]:
-                    likes = draw.random() < LIKED[manner(thing, choice["text"])]
-                    post(f"{url}/votes", {"id": given["id"], "choice": choice["index"], "vote": 1 if likes else -1})
+        for thing in things * times:
+            seed = draw.randrange(2**31)
+            asked = {"model": model.name, "prompt": question(thing), "n": 4, "max_tokens": 12, "seed": seed}
+            given = post(f"{url}/completions", asked)
+            for choice in given["choices"]:
+                likes = draw.random() < LIKED[manner(thing, choice["text"])]
+                post(f"{url}/votes", {"id": given["id"], "choice": choice["index"], "vote": 1 if likes else -1})
 
 
 @contextmanager
 def served(model: Path, log: Path) -> Iterator[str]:
     """A server of the model with a log, and the address of its API."""
     command = [sys.executable, "-m", "sheepop", "serve", model, "--log", log, "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        said = ""
-        for line in server.stderr:
-            said += line
-            if found := re.search(r"http://\S+/v1", line):
-                break
-        else:
-            raise SystemExit(f"The server did not start: {said}")
-        # What it says later must not fill the pipe.
-        reader = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=server.stderr)
+    said = log.with_name(f"{log.name}-server.txt")
+    with said.open("wb") as file, subprocess.Popen(list(map(str, command)), stderr=file) as server:
+        while not (found := re.search(r"http://\S+/v1", said.read_text())):
+            if server.poll() is not None:
+                raise SystemExit(f"The server did not start: {said.read_text()}")
+            time.sleep(0.1)
         try:
             yield found[0]
         finally:
             server.terminate()
-            server.wait()
-            reader.wait()
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
