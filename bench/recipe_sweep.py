@@ -9,7 +9,7 @@
 Further KEY=VALUE arguments hold for all runs. Runs that are made at once share the cores evenly, so that their seconds
 compare with each other and with nothing else. Every run has its own directory below --output, and its report.
 
-With --law NAME a scaling law is fitted to the runs, which must differ in size and in tokens, and kept with its origin in
+With --law NAME a scaling law is fitted to the runs, which differ in size and in tokens, and kept with its origin in
 src/sheepop/scale/laws.json. The recipe uses the law that "recipe" names there.
 
     python bench/recipe_sweep.py --config minutes.yaml --data FOLDER --law library --origin "Python 3.11" \\

@@ -19,6 +19,7 @@ from sheepop.jobs import scale as job
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.emergence import emergence
 from sheepop.jobs.run.request import RunRequest
+from sheepop.scale import family
 from sheepop.scale.allocation import Budget
 from sheepop.scale.family import Family, plan_family
 from sheepop.scale.law import recipe_law
@@ -26,7 +27,7 @@ from sheepop.scale.shapes import Shape, shape_for
 
 from ..running import train_given
 
-SIZES = [Shape.of_width(32, 1), Shape.of_width(32, 2), Shape.of_width(64, 1)]
+SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3", "64x1")]
 SETTINGS = (
     "device=cpu", "training.global_batch_size=4", "model.max_seq_len=16", "tokenizer.algorithm=char",
     "data.documents=blank_line", "model.ngrams=null", "data.validation_fraction=0.1",
@@ -37,45 +38,46 @@ def request_of(place: Path) -> job.ScaleRequest:
     words, draw = ["sheep", "wool", "grass", "hill", "dog", "rain", "gate", "field", "lamb", "ewe"], random.Random(0)
     text = place.parent / "text.txt"
     text.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(100)), encoding="utf-8")
-    budgets = Budget(flops=1e10), Budget(flops=3.4e10)
+    budgets = Budget(flops=1e10), Budget(flops=1.4e10)
     return job.ScaleRequest([text], budgets[0], place, budgets[1], SIZES, SETTINGS, at_once=1)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[str, bytes]]:
-    """A family that was stopped in its sixth run and resumed; the runs begun until then, and their metrics."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A family of two curves that was stopped in its fourth run and resumed, and the metrics of the first three."""
     place, started = tmp_path_factory.mktemp("scale") / "family", 0
     own = job.train
 
     def stopping(request: RunRequest) -> object:
         nonlocal started
         started += 1
-        if started == 6:
+        if started == 4:
             raise KeyboardInterrupt
         return own(request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "train", stopping)
+        patch.setattr(family, "_LEVELS", 2)
         with pytest.raises(Interrupted, match=r"Finished runs are kept. Go on with: .*scale --resume"):
             job.scale(request_of(place), Console.silent())
     before = {path.parent.name: path.read_bytes() for path in place.glob("runs/*/metrics.jsonl")}
     job.resume(place, Console.silent(), at_once=1)
-    return place, started, before
+    return place, before
 
 
-def test_a_family_that_was_stopped_keeps_its_finished_runs(made: tuple[Path, int, dict[str, bytes]]):
-    place, _, before = made
-    assert len(before) == 5
+def test_a_family_that_was_stopped_keeps_its_finished_runs(made: tuple[Path, dict[str, bytes]]):
+    place, before = made
+    assert len(before) == 3
     after = {path.parent.name: path.read_bytes() for path in place.glob("runs/*/metrics.jsonl")}
     assert {name: after[name] for name in before} == before
     assert set(after) == {member.name for member in Family.read(place).members}
-    assert len(after) == 9
+    assert len(after) == 8
 
 
-def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, int, dict[str, bytes]]):
+def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, dict[str, bytes]]):
     place = made[0]
     found = json.loads((place / "law.json").read_text())
-    assert len(found["runs"]) == 9 and found["left_out"] == {} and found["law"]["prior"] == "besiroglu"
+    assert len(found["runs"]) == 8 and found["left_out"] == {} and found["law"]["prior"] == "besiroglu"
     for run in found["runs"]:
         (score,) = [
             json.loads(line)
@@ -97,7 +99,7 @@ def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, int, dict
     assert (place / "law.png").stat().st_size > 1000
 
 
-def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, int, dict[str, bytes]], tmp_path: Path):
+def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, dict[str, bytes]], tmp_path: Path):
     place = tmp_path / "family"
     shutil.copytree(made[0], place)
     first, second, *_ = Family.read(place).members
@@ -116,7 +118,7 @@ def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, int, dict[s
 
 
 def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
-    made: tuple[Path, int, dict[str, bytes]], tmp_path: Path
+    made: tuple[Path, dict[str, bytes]], tmp_path: Path
 ):
     place, run = tmp_path / "family", tmp_path / "large"
     shutil.copytree(made[0], place)
@@ -124,11 +126,11 @@ def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
     settings["training"].pop("max_tokens")
     job.train(RunRequest(settings | {"output_dir": str(run), "training": settings["training"] | {"max_steps": 40}}))
     beside, scaled = job.learn(place, run, Console.silent())
-    assert len(scaled.runs) == 10 and scaled.runs[0].name == str(run)
+    assert len(scaled.runs) == 9 and scaled.runs[0].name == str(run)
     assert beside.low <= beside.predicted <= beside.high
     assert beside.is_inside == (beside.low <= beside.loss <= beside.high)
     again, twice = job.learn(place, run, Console.silent())
-    assert len(twice.runs) == 10
+    assert len(twice.runs) == 9
     assert again.predicted == pytest.approx(beside.predicted, rel=1e-6)
     assert json.loads((place / "law.json").read_text())["beside"][0]["name"] == str(run)
     other = train_given((
@@ -140,13 +142,13 @@ def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
         job.learn(place, other.run, Console.silent())
 
 
-def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tuple[Path, int, dict[str, bytes]]):
+def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tuple[Path, dict[str, bytes]]):
     place = made[0]
     questions = place / "quiz.jsonl"
     row = {"prompt": "wool grass", "choices": [" hill", "x"], "answer": 0}
     questions.write_text(f"{json.dumps(row)}\n")
     found = emergence(place, [str(questions)], None, 0, Console.silent()).courses[0]
-    assert len(found.points) == 9
+    assert len(found.points) == 8
     assert [point.flops for point in found.points] == sorted(point.flops for point in found.points)
     assert all(point.bits >= 0 for point in found.points)
     assert (place / "emergence.png").is_file()
