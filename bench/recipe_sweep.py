@@ -9,6 +9,12 @@
 Further KEY=VALUE arguments hold for all runs. Runs that are made at once share the cores evenly, so that their seconds
 compare with each other and with nothing else. Every run has its own directory below --output, and its report.
 
+With --law NAME a scaling law is fitted to the runs, which differ in size and in tokens, and kept with its origin in
+src/sheepop/scale/laws.json. The recipe uses the law that "recipe" names there.
+
+    python bench/recipe_sweep.py --config minutes.yaml --data FOLDER --law library --origin "Python 3.11" \\
+        --vary model.d_model=64,128,192 --vary training.max_steps=300,900,2700
+
 With --seconds each kind of run takes the steps that fit so many seconds of training, by a measurement of a few steps of
 all kinds one after the other before the first run. What else the machine does later changes no result.
 """
@@ -27,11 +33,17 @@ from typing import Any
 import torch
 
 from record import add_json_option, write_record
+from sheepop.checkpoint import load_model
 from sheepop.core.console import Console
+from sheepop.core.files import write_json
 from sheepop.jobs.config import load_config
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
+from sheepop.model.accounting.cost import matrix_parameters
+from sheepop.scale.fit import PRIOR, Observation, fit_law
+from sheepop.scale.law import LAWS
 
+LAWS_FILE = Path(__file__).parents[1] / "src" / "sheepop" / "scale" / LAWS
 _MEASURED_STEPS, _ROUNDS = 18, 3
 
 
@@ -50,6 +62,7 @@ def train_one(config: Path, data: list[str], output: Path, overrides: tuple[str,
         "overrides": list(overrides),
         "steps": outcome.steps,
         "tokens": outcome.tokens,
+        "parameters": matrix_parameters(load_model(outcome.run).model.config),
         "seconds": seconds,
         **outcome.scores.to_dict(),
     }
@@ -85,6 +98,16 @@ def combinations(fixed: list[str], changes: list[str], varied: list[str]) -> lis
     return [(*fixed, *change.split(), *chosen) for chosen in itertools.product(*choices) for change in ("", *changes)]
 
 
+def keep_law(name: str, origin: str, rows: list[dict[str, Any]]) -> None:
+    """Fits a law to the rows and writes it into the file of laws under `name`."""
+    runs = [Observation(" ".join(row["overrides"]), row["parameters"], row["tokens"], row["loss"]) for row in rows]
+    found, kept = fit_law(runs), json.loads(LAWS_FILE.read_text(encoding="utf-8"))
+    by_prior = f", exponents drawn to {PRIOR}" if found.with_prior else ""
+    kept["laws"][name] = {**found.law.to_dict(), "origin": f"{origin}: {len(runs)} runs{by_prior}"}
+    write_json(LAWS_FILE, kept)
+    print(json.dumps(found.to_dict(), indent=2))
+
+
 def main() -> None:
     """Makes every run and prints one row for each, the best last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,8 +120,12 @@ def main() -> None:
     parser.add_argument("--measured-data", nargs="+", metavar="PATH", help="less text, to measure the steps with")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--output", type=Path, default=Path("runs/sweep"))
+    parser.add_argument("--law", metavar="NAME", help="fit a law to the runs and keep it under this name")
+    parser.add_argument("--origin", help="with --law: what the runs are")
     add_json_option(parser)
     options = parser.parse_args()
+    if (options.law is None) != (options.origin is None):
+        raise SystemExit("--law and --origin belong together: a name, and where the law comes from.")
     threads = max(1, torch.get_num_threads() // options.at_once)
     plans = combinations(options.overrides, options.change, options.vary)
     if options.seconds is not None:
@@ -116,6 +143,8 @@ def main() -> None:
             f"| {' '.join(row['overrides'])} | {row['steps']:,} | {row['tokens']:,} | {row['seconds']:,.0f} "
             f"| {row['loss']:.4f} | {row['bits_per_byte']:.4f} |"
         )
+    if options.law is not None:
+        keep_law(options.law, options.origin, rows)
     write_record(options.json, {"config": options.config.read_text(), "threads": threads, "rows": rows})
 
 

@@ -38,6 +38,8 @@ def test_what_looks_or_refuses_loads_no_heavy_library(trained: Path) -> None:
         (["train", "--resume", f"{run}-nowhere"], 2),
         (["quickstart", "--data", "notes", "training.lerning_rate=1"], 2),
         (["data", "build", "notes", "--output", "corpus", "data.bogus=1"], 2),
+        (["scale", "--data", "notes"], 2),
+        (["scale", "--data", "notes", "--budget", "0h"], 2),
         (["generate", run, "--prompt", "x", "--top-k", "0"], 2),
         (["generate", run, "x", "--top-logprobs", "3"], 2),
         (["chat", f"{run}-nowhere"], 3),

@@ -141,7 +141,7 @@ def test_a_small_family_is_drawn_to_the_prior_and_says_so():
 
 
 def test_too_few_runs_are_refused():
-    with pytest.raises(DataError, match="needs 5 different runs; 6 were given"):
+    with pytest.raises(DataError, match="needs 6 different runs; 6 were given"):
         fit_law(observed(SMALL, [1e5, 2e5], [1e6, 3e6]) + observed(SMALL, [1e5], [1e6, 3e6]))
 
 

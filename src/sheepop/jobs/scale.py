@@ -176,6 +176,13 @@ def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]
     return beside, fitted(directory, console)
 
 
+def finished_runs(directory: Path) -> list[Path]:
+    """The directories of the runs of a family that have their score."""
+    family = Family.read(directory)
+    places = [_place(directory, member) for member in family.members if _is_done(directory, member)]
+    return [place for place in places if not (place / _FAILED).is_file()]
+
+
 def settings_of(family: Family, member: Member, place: Path) -> dict[str, Any]:
     """The whole settings of a member: nothing is measured, so it trains alike on any machine."""
     own = {

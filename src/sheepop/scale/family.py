@@ -125,7 +125,7 @@ def plan_family(
                 needed = _FEWEST_STEPS * Member(shape, 1).cost(vocab_size, step_tokens) / flops * spend
                 raise UsageError(
                     f"The family may spend {spend:.2g} operations, of which a run of {shape} would get {steps} steps; "
-                    f"{_FEWEST_STEPS} are the fewest that say anything. Give --spend {needed:.1e}flops, or smaller --sizes."
+                    f"{_FEWEST_STEPS} are the fewest. Give --spend {1.05 * needed:.1e}flops, or smaller --sizes."
                 )
             member = Member(shape, steps)
             members[member.name] = member

@@ -20,7 +20,7 @@ from sheepop.scale.law import Law, effective_tokens, known_laws
 DELTA = 5e-3
 _EXPONENTS, _LEVELS, _FLOORS = (0.1, 0.3, 0.5, 1.0, 1.5), (0, 5, 10, 15, 20, 25), (-1.0, -0.5, 0.0, 0.5, 1.0)
 _BEST_STARTS = 6
-_FEWEST = 5  # as many runs as the law has numbers
+_NUMBERS = 5  # of a law; one more run shows how far they are off
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 0.01, 3.0
 _LARGEST_LOG = 60.0
 _MOST_STEPS, _LEAST_GAIN = 400, 1e-11
@@ -77,7 +77,7 @@ class Fit:
         law's own value are enlarged by sqrt(runs / (runs - 5)).
         """
         own, values = math.log(quantity(self.law)), [math.log(quantity(each)) for each in self.resampled]
-        wider = math.sqrt(self.runs / max(1, self.runs - _FEWEST))
+        wider = math.sqrt(self.runs / max(1, self.runs - _NUMBERS))
         low, high = np.percentile(values, _INTERVAL)
         return math.exp(own + wider * min(0.0, low - own)), math.exp(own + wider * max(0.0, high - own))
 
@@ -118,10 +118,10 @@ def fit_law(
 
     That is the procedure of Hoffmann et al. 2022, equation 3. `prior` draws the exponents towards those of `PRIOR`;
     None decides by `needs_prior`. With `repetitions`, repeated tokens count as `effective_tokens` says. The bootstrap
-    draws `resamples` times as many runs with replacement. Raises `DataError` for fewer than five different runs.
+    draws `resamples` times as many runs with replacement. Raises `DataError` for fewer than six different runs.
     """
-    if len({(run.parameters, run.tokens) for run in runs}) < _FEWEST:
-        raise DataError(f"A law has five numbers, so it needs {_FEWEST} different runs; {len(runs)} were given.")
+    if len({(run.parameters, run.tokens) for run in runs}) <= _NUMBERS:
+        raise DataError(f"A law has five numbers, so it needs {_NUMBERS + 1} different runs; {len(runs)} were given.")
     with_prior = needs_prior(runs) if prior is None else prior
     problem = _Problem(runs, with_prior, repetitions)
     everything = np.ones(len(runs))
@@ -137,7 +137,7 @@ def _resamples(runs: Sequence[Observation], count: int, seed: int) -> Iterator[N
     made = 0
     while made < count:
         weights = np.bincount(draw.integers(len(runs), size=len(runs)), minlength=len(runs)).astype(np.float64)
-        if len({kind for kind, weight in zip(kinds, weights, strict=True) if weight}) >= _FEWEST:
+        if len({kind for kind, weight in zip(kinds, weights, strict=True) if weight}) >= _NUMBERS:
             made += 1
             yield weights
 

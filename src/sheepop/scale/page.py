@@ -186,6 +186,11 @@ def _draw_curves(axes: Axes, scaled: Scaled) -> None:
         if curve.best is not None and curve.loss is not None:
             axes.plot([curve.best], [curve.loss], "v", color=color, markersize=8)
     axes.set_xscale("log")
+    # Of a narrow range matplotlib labels every tick, and the labels overlap.
+    low, high = axes.get_xlim()
+    ticks = [each * 10**power for power in range(3, 13) for each in (1, 2, 5) if low <= each * 10**power <= high]
+    axes.set_xticks(ticks, labels=[f"{tick:,}" if tick < 1e6 else f"{tick / 1e6:,.0f}M" for tick in ticks])
+    axes.tick_params(which="minor", labelbottom=False)
     finish_axes(axes, "Equal operations (dotted: the law; triangles: lowest)", "Parameters that multiply a token")
     axes.set_ylabel("Held-out loss (nats per token)", fontsize=9)
 
