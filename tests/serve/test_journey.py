@@ -135,19 +135,21 @@ def test_the_first_screen_shows_the_trace_and_a_changed_weight(page: Any, inside
         # The middle of a strip between two stations has the colour of its number.
         hues = page.evaluate("import('/ui/draw.js').then((draw) => draw.hueOf('residual'))")
         pixels = page.evaluate(
-            """() => { const at = document.querySelector('.journey-picture').at, canvas = document.querySelector('.ribbons canvas');
-            const copy = Object.assign(document.createElement('canvas'), { width: canvas.width, height: canvas.height });
+            """() => { const at = document.querySelector('.journey-picture').at;
+            const canvas = document.querySelector('.ribbons canvas'), copy = document.createElement('canvas');
+            [copy.width, copy.height] = [canvas.width, canvas.height];
             const pen = copy.getContext('2d', { willReadFrequently: true });
             pen.drawImage(canvas, 0, 0);
             return [0, 1, 4].map((p) => [2, 7].map((t) => [0, 5].map((k) => {
-              const x = (at.stations[p].x + at.stations[p + 1].x) / 2, y = at.ys[t] - at.ribbon / 2 + ((k + 0.5) * at.ribbon) / 8;
+              const x = (at.stations[p].x + at.stations[p + 1].x) / 2;
+              const y = at.ys[t] - at.ribbon / 2 + ((k + 0.5) * at.ribbon) / 8;
               return [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
             }))); }"""
         )  # fmt: skip
         for point, row in zip((0, 1, 4), pixels, strict=True):
             for token, strips in zip((2, 7), row, strict=True):
                 for channel, colour in zip((0, 5), strips, strict=True):
-                    value, largest = float(found.stream[point, token, channel]), float(found.largest[point])
+                    value, largest = float(found.stream[point, token, channel]), float(found.largest[point, token])
                     assert np.abs(np.subtract(colour, colour_of(value, largest, hues))).max() <= 12
         widths = {
             each.get_attribute("data-part"): float(each.get_attribute("data-width"))

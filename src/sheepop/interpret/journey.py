@@ -32,7 +32,7 @@ class Journey:
     """A window of W tokens from `start` on, seen from the token at `position`.
 
     `stream` (P, W, K) has the `channels` of the residual stream that vary most over the window, before the first block,
-    after the attention of each block, and after each block; `largest` (P,) is the largest magnitude of them at a point.
+    after the attention of each block, and after each block; `largest` (P, W) are the largest magnitudes among them.
     `weights` has for each layer the attention weights (W, W) between the tokens of the window, as a mean over heads, or
     None for a layer that mixes tokens without attention. `adds` are the contributions, in logits, to the likeliest
     token after `position`: of the embedding, of both branches of each layer, and of the rest.
@@ -62,8 +62,10 @@ class Journey:
             ],
             "channels": self.channels, "width": trace.config.d_model, "heads": trace.config.num_heads,
             "stream": [[[_short(x) for x in row] for row in point] for point in self.stream.tolist()],
-            "largest": [_short(x) for x in self.largest.tolist()],
-            "weights": [None if each is None else [[_short(x) for x in row] for row in each.tolist()] for each in self.weights],
+            "largest": [[_short(x) for x in row] for row in self.largest.tolist()],
+            "weights": [
+                None if each is None else [[_short(x) for x in row] for row in each.tolist()] for each in self.weights
+            ],
             "mixed_by": self.mixed_by, "adds": self.adds, "total": self.parts.total,
             "parts": [{"name": name, "nats": value} for name, value in strongest[:16]],
             "next": [{"id": each, "text": trace.text_of(each), "probability": p} for each, p in behind.top[:_NEXT]],
@@ -90,15 +92,15 @@ def journey_of(trace: Trace, position: int, start: int | None = None) -> Journey
     for layer, name in enumerate(middles):
         points += [before[layer : layer + 1] if name is None else found[name][None], before[layer + 1 : layer + 2]]
     stream = torch.cat(points)
-    # Each point counts alike, although the stream grows from block to block.
-    scale = stream.square().mean((1, 2), keepdim=True).sqrt().clamp(min=1e-30)
+    # Each vector counts alike, although the stream grows from block to block and that of the first token is often huge.
+    scale = stream.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
     spread = (stream / scale).std((0, 1), correction=0).nan_to_num(-1.0)
     channels = sorted(spread.topk(min(_CHANNELS, stream.shape[-1])).indices.tolist())
     shown = stream[..., channels]
     winner = trace.predictions[position].top[0][0]
     parts = direct_attribution(trace, position, winner)
     return Journey(
-        start, position, channels, shown, shown.abs().amax((1, 2)),
+        start, position, channels, shown, shown.abs().amax(-1),
         [found.get(f"blocks.{layer}.attention.weights") for layer in range(trace.num_layers)],
         kinds, winner, _grouped(zip(parts.names, parts.values, strict=True), trace.num_layers), parts,
     )  # fmt: skip

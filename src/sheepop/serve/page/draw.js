@@ -60,7 +60,7 @@ export function table(head, rows, kind = "") {
     if (typeof value === "string") made.className = "word";
     return made;
   };
-  const top = element("tr", {}, ...head.map((value) => cell("th", value)));
+  const top = element("tr", {}, ...head.map((value) => cell(value === "" ? "td" : "th", value)));
   const body = rows.map((row) => element("tr", {}, ...row.map((value) => cell("td", value))));
   const made = element("table", { className: kind }, element("thead", {}, top), element("tbody", {}, ...body));
   return element("div", { className: "scroll", tabIndex: 0 }, made);

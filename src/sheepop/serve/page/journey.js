@@ -49,9 +49,9 @@ function ribbons(svg, data, at) {
   frame.append(canvas);
   pen.scale(dense, dense);
   data.stream.forEach((rows, point) => {
-    const [left, right] = [at.stations[point].x, at.stations[point + 1].x], largest = data.largest[point] || 1;
+    const [left, right] = [at.stations[point].x, at.stations[point + 1].x], largest = data.largest[point];
     rows.forEach((numbers, t) => numbers.forEach((value, channel) => {
-      pen.fillStyle = shade(signed(value / largest), hue);
+      pen.fillStyle = shade(signed(value / (largest[t] || 1)), hue);
       pen.fillRect(left, at.ys[t] - at.ribbon / 2 + (channel * at.ribbon) / count, right - left + 0.5, at.ribbon / count + 0.3);
     }));
   });
@@ -134,7 +134,7 @@ function stationsOf(svg, data, at, chosen, on) {
       "aria-label": `${station.name}${told}`, "aria-expanded": String(station.id === chosen.open) });
     draw(made, "rect", { x: station.x - 3, y: TOP - 8, width: station.width + 6, height: at.bottom - TOP + 12, class: "space" });
     draw(made, "rect", { x: station.x, y: TOP - 6, width: station.width, height: at.bottom - TOP + 8, rx: Math.min(6, station.width / 2), class: "body" });
-    const label = { embedding: at.isNarrow ? "" : "Embedding", prediction: at.isNarrow ? "" : "Head" }[station.kind]
+    const label = { embedding: at.isNarrow ? "" : "Embedding", prediction: at.isNarrow ? "" : "Prediction" }[station.kind]
       ?? (station.block > 150 ? NAMES[station.kind] : "");
     draw(made, "text", { x: station.x + station.width / 2, y: 32, "text-anchor": "middle" }, label);
     draw(made, "title", {}, `${station.name}${told}`);
