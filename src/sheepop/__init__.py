@@ -9,6 +9,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import sheepop.plan
 import sheepop.train
 from sheepop.core.lazy import lazy_exports
 
@@ -24,16 +25,16 @@ else:
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.2.0"
-__all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "register", "train", "tune"]
+__all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "plan", "register", "train", "tune"]
 
 
-class _Train(ModuleType):
-    """The package of the training loop, which is also a function: ``sheepop.train("notes/", minutes=5)``."""
+class _Verb(ModuleType):
+    """The package of a stage, which is also a function: ``sheepop.train("notes/", minutes=5)``."""
 
-    def __call__(self, *arguments: Any, **named: Any) -> LanguageModel:
-        from sheepop.language_model import train
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        from sheepop import language_model
 
-        return train(*arguments, **named)
+        return getattr(language_model, self.__name__.rpartition(".")[2])(*arguments, **named)
 
 
-sheepop.train.__class__ = _Train
+sheepop.train.__class__ = sheepop.plan.__class__ = _Verb

@@ -20,11 +20,15 @@ from sheepop.generate.updates import TextStream
 from sheepop.interpret.control.analyses import Analyses
 from sheepop.interpret.trace import Trace
 from sheepop.jobs.generate import load_adapted, load_draft
+from sheepop.jobs.plan import plan_a_run
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train as train_run
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.corpus_memory import CorpusMemory
+from sheepop.plan.budget import Budget
+from sheepop.plan.machine import find_machine
+from sheepop.plan.run_plan import RunPlan
 from sheepop.posttrain.config import Method
 from sheepop.posttrain.encoding import ExampleEncoder
 from sheepop.posttrain.preference import answer_rewards
@@ -261,6 +265,34 @@ def tune(
     return _run(options, data, output, config, model, resume, overwrite, device, quiet, settings)
 
 
+def plan(
+    data: str | Path | Sequence[str | Path] = (),
+    output: str | Path | None = None,
+    *,
+    model: str | Path | None = None,
+    method: Method | None = None,
+    budget: str | None = None,
+    machine: str = "this",
+    price: float | None = None,
+    seconds: float = 15.0,
+    config: str | Path | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> RunPlan:
+    """Plans a run before it starts, like ``sheepop plan``: what would end it, memory, time and cost.
+
+    `budget` is a text such as ``24h``, ``1e18flops`` or ``50usd``, `machine` a name such as ``h100x8`` or a file, and
+    `price` that of the machine in US dollars an hour. Steps are timed for `seconds`. The run would tune `model` with a
+    `method`, and be in the directory `output`; see `train` for the other arguments.
+    """
+    spends, there = None if budget is None else Budget.of(budget), find_machine(machine)
+    options: dict[str, Any] = {} if method is None else {"tuning": {"method": method}}
+    request = _request(options, data, output, config, model, False, overwrite, device, quiet, settings)
+    return plan_a_run(request, budget=spends, machine=there, price=price, seconds=seconds)
+
+
 def _run(
     options: dict[str, Any],
     data: str | Path | Sequence[str | Path],
@@ -273,9 +305,26 @@ def _run(
     quiet: bool,
     settings: Mapping[str, Any] | None,
 ) -> LanguageModel:
+    request = _request(options, data, output, config, fork, resume, overwrite, device, quiet, settings)
+    return load(train_run(request).run, device)
+
+
+def _request(
+    options: dict[str, Any],
+    data: str | Path | Sequence[str | Path],
+    output: str | Path | None,
+    config: str | Path | None,
+    fork: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    quiet: bool,
+    settings: Mapping[str, Any] | None,
+) -> RunRequest:
     paths = [data] if isinstance(data, str | Path) else data
-    request = RunRequest.of(
-        {**options, "data": {"paths": [str(path) for path in paths]}, "device": device},
+    given = {"data": {"paths": [str(path) for path in paths]}} if paths else {}
+    return RunRequest.of(
+        {**options, **given, "device": device},
         overrides=[f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()],
         config=None if config is None else Path(config),
         output=None if output is None else Path(output),
@@ -284,7 +333,6 @@ def _run(
         overwrite=overwrite,
         console=Console(quiet=quiet),
     )
-    return load(train_run(request).run, device)
 
 
 def load_tokenizer(path: str | Path, *, pattern: str | None = None) -> Tokenizer:

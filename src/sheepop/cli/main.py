@@ -29,6 +29,7 @@ from sheepop.cli import (
     launch,
     models,
     monitor,
+    plan,
     quantize,
     quickstart,
     runs,
@@ -64,6 +65,7 @@ app = typer.Typer(
 _PANELS = ("Make", "Use", "Measure", "Look inside", "Move and store", "Settings and machine")
 _MAKE, _USE, _MEASURE, _LOOK, _MOVE, _SET_UP = (dict[str, Any](rich_help_panel=title) for title in _PANELS)
 app.command("quickstart", **_MAKE)(quickstart.quickstart)
+app.command("plan", **_MAKE)(plan.plan)
 app.command("train", **_MAKE)(train.train)
 app.command("launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, **_MAKE)(
     launch.launch

@@ -143,12 +143,20 @@ def nominal_peak(dtype: torch.dtype, device: str = "cuda") -> float | None:
 
     if device != "cuda":
         return None
-    name = torch.cuda.get_device_name()
+    found = nominal_teraflops(torch.cuda.get_device_name())
+    if found is None:
+        return None
+    half, eighth, single = found
+    rates = {torch.bfloat16: half, torch.float16: half, torch.float8_e4m3fn: eighth, torch.float32: single}
+    rate = rates.get(dtype)
+    return None if rate is None else rate * 1e12
+
+
+def nominal_teraflops(name: str) -> tuple[float, float | None, float] | None:
+    """Returns the TFLOP/s of the GPU with this name in bfloat16, float8 and TensorFloat-32, or None if unknown."""
     for part, half, eighth, single in _NOMINAL_TERAFLOPS:
         if re.search(rf"\b{part}\b", name):
-            rates = {torch.bfloat16: half, torch.float16: half, torch.float8_e4m3fn: eighth, torch.float32: single}
-            rate = rates.get(dtype)
-            return None if rate is None else rate * 1e12
+            return half, eighth, single
     return None
 
 

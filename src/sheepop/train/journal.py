@@ -46,7 +46,7 @@ class Throughput:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.peak_flops, self.nominal_flops = peak_flops, nominal_flops
-        self._flops_of, self._clock = flops_of, clock
+        self.flops_of, self._clock = flops_of, clock
         self.restart()
 
     def restart(self) -> None:
@@ -56,7 +56,7 @@ class Throughput:
     def count(self, step: PreparedStep) -> None:
         """Counts the tokens and operations of a step."""
         self._tokens += step.num_computed
-        self._flops += self._flops_of(step)
+        self._flops += self.flops_of(step)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

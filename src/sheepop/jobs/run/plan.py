@@ -66,23 +66,28 @@ class Planned:
             recomputed=settings.activation_checkpointing,
             recomputed_blocks=training.checkpointed_blocks,
         )
-        # By the shapes of the parameters here, which are those of pieces.
-        numbers, kept = 0, 0
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    slots = optimizer_slots(optimizer, group, parameter).values()
-                    numbers += parameter.numel()
-                    kept += sum(math.prod(shape) for shape in slots if shape is not None)
-        averages = 0 if training.ema_decay is None else 1
+        state = state_numbers(config.training, optimizers)
         with torch.device("meta"):
             whole = blank_model(config.model)
-        plan = Plan.largest(whole, layout, step, state=kept / max(1, numbers) + averages)
+        plan = Plan.largest(whole, layout, step, state=state)
         return cls(str(plan), SharedStep.of(config.model, training, layout, num_tokens), assumed)
 
     def draw(self, path: Path) -> None:
         """Writes the picture."""
         save_png(draw_layout(self.step), path)
+
+
+def state_numbers(training: TrainingConfig, optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """The numbers that optimizers, and an average of the weights, keep for each weight."""
+    # By the shapes of the parameters here, which are those of pieces.
+    numbers, kept = 0, 0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                slots = optimizer_slots(optimizer, group, parameter).values()
+                numbers += parameter.numel()
+                kept += sum(math.prod(shape) for shape in slots if shape is not None)
+    return kept / max(1, numbers) + (training.ema_decay is not None)
 
 
 def plan_run(request: RunRequest) -> Planned:
@@ -94,10 +99,10 @@ def plan_run(request: RunRequest) -> Planned:
     request.check()
     ranks, start = request.ranks, find_start(request)
     check_layout(start.config, ranks)
-    config, assumed = _new(request) if start.stored is None else (start.config, list[str]())
+    config, assumed = new_settings(request) if start.stored is None else (start.config, list[str]())
     config = shared_steps(config, ranks, is_open=start.requested.training.micro_batch_size is None)
     if start.stored is None:
-        training, more = _resolved(config.training, config.device)
+        training, more = assumed_training(config.training, on_gpu=_is_gpu(config.device))
         config, assumed = config.replace(training=training.model_dump()), [*assumed, *more]
     layout, num_tokens = Layout(ranks, config.parallel), config.data.max_length or config.model.max_seq_len
     with torch.device("meta"):
@@ -107,8 +112,12 @@ def plan_run(request: RunRequest) -> Planned:
     return Planned.of(config, optimizers, layout, num_tokens, device, assumed)
 
 
-def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
-    """The settings of a new run as far as they are known without its text, and what was assumed for the others."""
+def new_settings(request: RunRequest, speed: float | None = None) -> tuple[SheepOpConfig, list[str]]:
+    """The settings of a new run as far as they are known without its text, and what was assumed for the others.
+
+    `speed` are the operations per second of the machine that will run it; None is this machine, which is measured if
+    need be.
+    """
     config, fork, assumed = request.settings, request.fork, list[str]()
     if config.tuning.method is not None and fork is None:
         raise ConfigError(f"tuning.method = {config.tuning.method} teaches a finished model. Say which: --fork MODEL.")
@@ -117,7 +126,7 @@ def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
         what = f"{missing[0]} is not here" if missing else "No text is named"
         assumed.append(f"{what}, so what a run chooses by its text is left at the smallest.")
     else:
-        config = _chosen(request)
+        config = _chosen(request, speed)
     if fork is not None:
         found = read_model_config(resolve_model_directory(fork, request.console))
         model = inherited(found, config, request.given, f"A fork keeps the network of {fork}")
@@ -131,9 +140,12 @@ def _new(request: RunRequest) -> tuple[SheepOpConfig, list[str]]:
     return config, assumed
 
 
-def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, list[str]]:
+def _is_gpu(device: str) -> bool:
+    return (resolve_device("auto") if device == "auto" else device) == "cuda"
+
+
+def assumed_training(training: TrainingConfig, *, on_gpu: bool) -> tuple[TrainingConfig, list[str]]:
     """`training` with all that a loop needs, and what was assumed for the settings that a run measures at its start."""
-    on_gpu = (resolve_device("auto") if device == "auto" else device) == "cuda"
     measured = {
         "precision": "bf16" if on_gpu else "fp32",
         "activation_checkpointing": "none",
@@ -154,8 +166,10 @@ def _resolved(training: TrainingConfig, device: str) -> tuple[TrainingConfig, li
     return found, [f"A run measures what is best at its start; {said} is assumed."] if said else []
 
 
-def _chosen(request: RunRequest) -> SheepOpConfig:
+def _chosen(request: RunRequest, known: float | None) -> SheepOpConfig:
     """The settings with the recipe's choices; this machine is measured only if its speed makes a difference."""
+    if known is not None:
+        return complete(request.draft, lambda device: known, Console.silent()).config
     slow, fast = (
         complete(request.draft, lambda device, speed=speed: speed, Console.silent())  # type: ignore[misc]
         for speed in (_SLOWEST, _FASTEST)

@@ -47,6 +47,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
         if tensor.device.type == "meta":
             return
+        if tensor.is_sparse:  # it has no storage of its own, either
+            self.add(tensor._indices())
+            self.add(tensor._values())
+            return
         storage = tensor.untyped_storage()
         place = storage._cdata
         known = self._storages.get(place)
