@@ -1,8 +1,9 @@
 """One layer of experts, forward and backward: ours, a loop over the experts, and Mixtral's of transformers.
 
 All have the same weights and inputs and run in turn; outputs and gradients must agree, except for one token in twenty:
-transformers' router rounds its scores in bf16, and sends tokens to other experts where two scores are nearly equal. Shown are the medians of the
-processor's own time on a CPU, of the clock elsewhere, and their ratios: above 1 SheepOp is faster.
+transformers' router rounds its scores in bf16, and sends tokens to other experts where two scores are nearly equal.
+Shown are the medians of the processor's own time on a CPU, of the clock elsewhere, and their ratios: above 1 SheepOp is
+faster.
 
 python bench/experts.py --json bench/results/experts.json
 python bench/experts.py --device cuda --precision bf16
@@ -108,7 +109,7 @@ def mixtral_of(layer: MixtureOfExperts, shape: Shape) -> nn.Module:
 
 
 def compare(name: str, device: str, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Median seconds of each, and how far outputs and gradients of the inputs are apart for 95 percent of the tokens."""
+    """Median seconds of each, and how far outputs and gradients of inputs are apart for 95 percent of the tokens."""
     shape = SHAPES[name]
     layer = our_layer(shape)
     theirs = mixtral_of(layer, shape).to(device, dtype)

@@ -18,7 +18,7 @@ from sheepop.core.errors import SheepOpError
 from sheepop.core.files import require_writable
 from sheepop.core.machine import available_memory
 from sheepop.data.discovery import require_paths
-from sheepop.data.download.catalog import HUB
+from sheepop.download.catalog import HUB
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.first_steps import FirstSteps
 from sheepop.jobs.recipe import Completed
