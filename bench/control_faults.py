@@ -139,9 +139,9 @@ def too_fast(bench: Bench, data: Path) -> None:
     run = bench.run(data, *again, f"training.learning_rate={1.3 * limit}", fork=path)
     bench.look("a rate 1.3 times too high", run, (RATE, LAYER))
     matrix = "blocks.1.feed_forward.down_proj.weight"
-    layers = f"training.layers=[{{pattern: {matrix}, learning_rate: 100}}]"
+    layers = f"training.layers=[{{pattern: {matrix}, learning_rate: 2000}}]"
     run = bench.run(data, *again, layers, f"training.learning_rate={0.5 * limit}", fork=path)
-    bench.look("a matrix with 100 times the rate", run, (LAYER,))
+    bench.look("a matrix with 2,000 times the rate", run, (LAYER, RATE))
     row = bench.rows[-1]
     row["is_right"] &= "block 1" in (row["words"] or "") and matrix in (row["words"] or "")
 
