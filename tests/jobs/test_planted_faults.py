@@ -85,19 +85,6 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
     assert trained(*often, f"training.learning_rate={0.5 * limit}", fork=path)[1] == []
 
 
-def test_a_matrix_that_is_too_fast_is_named(trained: Trained) -> None:
-    """Plain descent continues at half the rate that it bears, but one matrix moves 2,000 times as fast."""
-    path, _ = trained(*SGD, "training.learning_rate=0.2", "training.schedule=constant")
-    found = analyze_run(RunAnalysisRequest(path, device="cpu"), "sharpness", lambda run: sharpness_of(run, rows=64))
-    matrix = "blocks.1.feed_forward.down_proj.weight"
-    short = (*SGD, "training.schedule=constant", "training.warmup_steps=0", "training.max_steps=6", "analysis.rows=64")
-    often = (*short, "analysis.interval=1", "training.eval_interval=6", "training.checkpoint_interval=6")
-    layers = f"training.layers=[{{pattern: {matrix}, learning_rate: 2000}}]"
-    rate = f"training.learning_rate={0.5 * found.rate / found.sharpness.share}"
-    (advice,) = [each for each in trained(*often, layers, rate, fork=path)[1] if each.cause in (LAYER, RATE)]
-    assert "lie in block 1 (" in advice.words and f"in {matrix})" in advice.words
-
-
 def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
     """Its values and its part of the output are 0, so that no gradient revives it."""
     lm = sheepop.load(trained("training.max_steps=10")[0], device="cpu")

@@ -148,9 +148,9 @@ def _in_words(layer: str) -> str:
 
 
 def _matrix(row: Row) -> str:
-    """The matrix in which most of the sharpest direction lies, if the row has it."""
+    """The parameter along which the sharpest direction lies most, of any layer, if the row has it."""
     place, share = row.get("sharpest_at"), row.get("sharpest_at_share")
-    return "" if place is None or share is None else f" ({share:.0%} in {place})"
+    return "" if place is None or share is None else f", and {share:.0%} in {place} alone"
 
 
 def _streak(rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL) -> list[Row]:
