@@ -85,14 +85,6 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
     assert trained(*often, f"training.learning_rate={0.5 * limit}", fork=path)[1] == []
 
 
-def test_an_unstable_matrix_is_named(trained: Trained) -> None:
-    """One matrix has a thousand times the rate of the others."""
-    matrix = "blocks.1.feed_forward.down_proj.weight"
-    _, advice = trained(f"training.layers=[{{pattern: {matrix}, learning_rate: 1000}}]")
-    (found,) = [each for each in advice if each.cause == LAYER]
-    assert "block 1 (" in found.words and f"in {matrix})" in found.words
-
-
 def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
     """Its values and its part of the output are 0, so that no gradient revives it."""
     lm = sheepop.load(trained("training.max_steps=10")[0], device="cpu")
@@ -104,7 +96,8 @@ def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
         attention.o_proj.weight[:, 16:] = 0
     save_model(tmp_path / "model", lm.model, lm.tokenizer, {})
     _, advice = trained("training.max_steps=20", fork=tmp_path / "model")
-    assert [each.cause for each in advice] == [HEADS] and "blocks.1.attention head 1" in advice[0].words
+    (found,) = [each for each in advice if each.cause == HEADS]
+    assert "blocks.1.attention head 1" in found.words
 
 
 def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:

@@ -87,8 +87,8 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
     stored = find_resumable(request.run)
     if stored is None:
         raise UsageError(
-            f"{request.run} is not a training run, so it has no optimizer and no data whose next step could be measured. "
-            "Give a run directory, which `sheepop train` writes."
+            f"{request.run} is not a training run, so it has no optimizer and no data whose next step could be "
+            "measured. Give a run directory, which `sheepop train` writes."
         )
     config = stored.config.replace(device=request.device)
     if (why := obstacle(config, (quantity,))) is not None:

@@ -90,7 +90,7 @@ def test_one_sharp_layer_is_named_with_its_matrix_and_an_entry_that_slows_it() -
     assert found.cause == LAYER and "80% of the sharpest direction lie in block 1: lower its rate by" in found.words
     matrix = {"sharpest_at": ["blocks.1.feed_forward.up_proj.weight"] * 2, "sharpest_at_share": [0.7, 0.6]}
     (found,) = advice_of(rows(**columns, **matrix))
-    assert "lie in block 1 (60% in blocks.1.feed_forward.up_proj.weight)" in found.words
+    assert "lie in block 1, and 60% in blocks.1.feed_forward.up_proj.weight alone" in found.words
     assert "training.layers=[{pattern: blocks.1.*, learning_rate: 0.42}]" in found.words
     (outside,) = advice_of(rows(**{**columns, "sharpest": ["embedding"] * 2}))
     assert "lie in embedding: lower its rate" in outside.words

@@ -74,15 +74,15 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
     )
     factor = max(2.0, 2.0 * share)
     slower = "halve training.learning_rate" if factor == 2.0 else f"divide training.learning_rate by {factor:.1f}"
+    found = (
+        f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
+        f"{_in_words(layer)}{_matrix(middle)}"
+    )
+    changes = {"training.learning_rate": 1 / factor}
     if all(row["sharpest"] == layer and row["sharpest_share"] >= _ONE_PLACE for row in streak):
-        words = (
-            f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
-            f"{_in_words(layer)}{_matrix(middle)}: lower its rate by training.layers="
-            f"[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}], or {slower}."
-        )
-        return Advice(LAYER, first["step"], words, {"training.learning_rate": 1 / factor})
-    words = f"The learning rate is {evidence}: lengthen the warm-up, or {slower}."
-    return Advice(RATE, first["step"], words, {"training.learning_rate": 1 / factor})
+        entry = f"training.layers=[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}]"
+        return Advice(LAYER, first["step"], f"{found}: lower its rate by {entry}, or {slower}.", changes)
+    return Advice(RATE, first["step"], f"{found}: lengthen the warm-up, or {slower}.", changes)
 
 
 def _batch(rows: Sequence[Row]) -> Advice | None:
@@ -148,9 +148,9 @@ def _in_words(layer: str) -> str:
 
 
 def _matrix(row: Row) -> str:
-    """The matrix in which most of the sharpest direction lies, if the row has it."""
+    """The parameter along which the sharpest direction lies most, of any layer, if the row has it."""
     place, share = row.get("sharpest_at"), row.get("sharpest_at_share")
-    return "" if place is None or share is None else f" ({share:.0%} in {place})"
+    return "" if place is None or share is None else f", and {share:.0%} in {place} alone"
 
 
 def _streak(rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL) -> list[Row]:

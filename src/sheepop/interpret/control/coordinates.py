@@ -268,7 +268,7 @@ class Coordinates(Finding):
 
 def named(place: str) -> str:
     """A place in words: ``attention output of block 2``."""
-    words, _, inside = _PLACES[str(_kind(place))], *place.partition("blocks.")[1:]
+    words, inside = _PLACES[str(_kind(place))], place.partition("blocks.")[2]
     return f"{words} of block {inside.partition('.')[0]}" if inside else words
 
 
