@@ -29,7 +29,7 @@ _WORDS = ("sheep", "wolf", "meadow", "fence", "night", "jumps", "over", "sleeps"
 _REWARD = "def reward(prompt, answer, **fields):\n    return float(answer.count('e'))\n"
 _RUNNER = """
 import json, resource, sys, time
-from sheepop.__main__ import main
+from sheepop.cli.main import main
 sys.argv = ["sheepop", *json.loads(sys.argv[1])]
 try:
     main()

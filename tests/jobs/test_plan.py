@@ -194,7 +194,7 @@ def test_steps_of_an_adapter_and_of_rollouts_are_planned(
     assert lora.code == 0, lora.out
     found = json.loads(lora.out)
     assert found["memory"]["moments"] < found["memory"]["weights"] / 2  # those of the adapter only
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.2)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.25)
     settings = (
         f"tuning.grpo.reward={tmp_path / 'check.py'}",
         "tuning.grpo.group_size=2",
@@ -209,6 +209,17 @@ def test_steps_of_an_adapter_and_of_rollouts_are_planned(
     rewarded = in_process("plan", base, "--method", "grpo", *shared, *sizes, *settings)
     assert rewarded.code == 1
     assert "reward" in json.loads(rewarded.out)["findings"][0]["words"]
+
+
+def test_a_step_on_pairs_reads_both_answers(base: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Sheep {n}", "chosen": "jumps over", "rejected": "sleeps all night"} for n in range(12)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = ("training.global_batch_size=4", "training.micro_batch_size=4", "training.max_steps=2")
+    shared = ("--data", tmp_path / "pairs.jsonl", "--device", "cpu", "--seconds", "0.1", "--json")
+    done = in_process("plan", base, "--method", "dpo", *shared, *sizes, "training.precision=fp32")
+    assert done.code == 0, done.out
+    found = json.loads(done.out)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.25)
 
 
 def test_examples_that_are_all_too_long_are_found(base: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from sheepop.cli.options import (
     print_json,
 )
 from sheepop.core.errors import UsageError
+from sheepop.core.facts import visible_line
 
 _ENDS = 1
 
@@ -111,7 +112,7 @@ def plan(
         print_json(found.to_dict())
     else:
         for line in found.lines():
-            typer.echo(line)
+            typer.echo(visible_line(line))
         if output is not None:
             typer.echo(f"Page: {output}")
     if found.ends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import psutil
 import torch
 
@@ -28,7 +30,9 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import bytes_of_a_step, check_layout, fitted, in_memory, prepare_process, resolved
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.evaluations import EvaluationSet
+from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.fork import Fork
+from sheepop.model import num_parameters
 from sheepop.model.accounting.cost import cache_bytes
 from sheepop.plan.findings import Disk, Findings, free_bytes, most_checkpoints
 from sheepop.plan.memory import MemoryParts, largest_that_fits, memory_parts
@@ -38,6 +42,7 @@ from sheepop.train import TrainingConfig
 from sheepop.train.budget import resolve_compile, resolve_training
 from sheepop.train.precision import candidates, check_precision
 
+_FLOAT32 = 4
 _WRITTEN_TOGETHER = 128  # answers; see `sheepop.jobs.task.rewards`
 
 
@@ -204,10 +209,14 @@ class _Look:
         if config.tuning.method in ("ppo", "grpo", "distill"):
             answers = min(_WRITTEN_TOGETHER, training.global_batch_size)
             cache = float(cache_bytes(config.model, answers, length))
+            if isinstance(task, ExampleTask) and task.needs_reference and not _is_below_adapters(config):
+                reference = _FLOAT32 * float(num_parameters(config.model))
+        # A sample may be a group of texts, such as a pair of answers.
+        texts = math.prod(task.batches().batch(np.zeros(1, np.int64)).input_ids.shape[:-1])
 
         def parts(rows: int) -> MemoryParts:
             own = training.replace(micro_batch_size=rows)
-            step = bytes_of_a_step(config, own, length, device, task.origin)
+            step = bytes_of_a_step(config, training.replace(**_of_rows(rows * texts)), length, device, task.origin)
             precision = candidates(training.precision, device)[0]
             return memory_parts(
                 config.model, own, precision, step, program=0.0 if device == "cuda" else program,
@@ -302,6 +311,16 @@ class _Look:
         count = found.steps // max(1, interval) + (run.task.origin is not None)
         each = min(training.eval_tokens or whole, whole)
         found.besides += first.validation * (count * each + whole) / found.share
+
+
+def _of_rows(rows: int) -> dict[str, int]:
+    """Settings with which a step reads so many rows at a time."""
+    return {"micro_batch_size": rows, "global_batch_size": rows}
+
+
+def _is_below_adapters(config: SheepOpConfig) -> bool:
+    """Whether the model without its adapters is the reference."""
+    return config.tuning.lora is not None and config.tuning.reference is None
 
 
 def _applied(stage: Callable[[Task], Task], task: Task) -> Callable[[], Task]:
