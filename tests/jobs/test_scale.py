@@ -38,7 +38,7 @@ def request_of(place: Path) -> job.ScaleRequest:
     words, draw = ["sheep", "wool", "grass", "hill", "dog", "rain", "gate", "field", "lamb", "ewe"], random.Random(0)
     text = place.parent / "text.txt"
     text.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(100)), encoding="utf-8")
-    budgets = Budget(flops=1e10), Budget(flops=1.4e10)
+    budgets = Budget(flops=1e10), Budget(flops=1.1e10)
     return job.ScaleRequest([text], budgets[0], place, budgets[1], SIZES, SETTINGS, at_once=1)
 
 

@@ -141,7 +141,10 @@ def fitted(directory: Path, console: Console) -> Scaled:
     worth = family.use.worth(tokens)
     recommended = Recommended(
         shape, parameters, (low, high), tokens, flops,
-        next((rows for least, rows in _MORE_ROWS if flops >= least), _ROWS),
+        max(
+            int(family.settings["training"]["global_batch_size"]),
+            next((rows for least, rows in _MORE_ROWS if flops >= least), 1),
+        ),
         fit.predict(parameters, worth), sum(bits) / len(bits),
         flops > _FAR * max(run.flops for run in runs),
     )  # fmt: skip
@@ -286,9 +289,10 @@ def _run_settings(family: Family, found: Recommended) -> dict[str, Any]:
     own = {
         "data": {"paths": [family.corpus]},
         "model": _sizes(found.shape),
-        "training": {"learning_rate": found.shape.learning_rate, "global_batch_size": found.rows, **budget},
+        "training": {"global_batch_size": found.rows, **budget},
     }
-    return merge(family.settings, own)
+    rate = {"training": {"learning_rate": found.shape.learning_rate}}  # a given one wins, as in the family
+    return merge(merge(rate, family.settings), own)
 
 
 def _sizes(shape: Shape) -> dict[str, int]:

@@ -29,7 +29,7 @@ PRIOR = "besiroglu"
 _PRIOR_SPREAD, _NOISE = 0.25, 0.01
 # From this many runs on, over this range of N and of D, the runs alone decide.
 _ENOUGH_RUNS, _ENOUGH_RANGE = 12, 10.0
-RESAMPLES = 200
+RESAMPLES = 100
 _INTERVAL = (2.5, 97.5)
 _ROWS_OF_STARTS = np.array(list(product(_LEVELS, _LEVELS, _FLOORS, _EXPONENTS, _EXPONENTS)), dtype=np.float64)
 
