@@ -1,6 +1,6 @@
 """Goes once around the circle: train, tune, serve, vote, monitor, tune again; and measures it by held-out votes.
 
-A small model learns to answer questions about colors in four manners. Simulated voters prefer some of these manners,
+A small model learns to answer questions about colors in three manners. Simulated voters prefer some of these manners,
 and vote on the answers of a server. The log of the server becomes preferences, from which the model learns. At the end
 both models answer questions that nobody voted on before, and the same voters vote on the answers.
 
@@ -29,8 +29,8 @@ COLORS = {
     "white": "snow milk salt swan", "black": "coal night raven ink", "yellow": "sun lemon butter corn",
 }  # fmt: skip
 THINGS = {thing: color for color, things in COLORS.items() for thing in things.split()}
-# The chance that a voter likes a manner of answering.
-LIKED = {"sentence": 0.95, "word": 0.4, "wrong": 0.05, "unknown": 0.05}
+# The chance that a voter likes a manner of answering. They do not judge whether the color is right.
+LIKED = {"sentence": 0.95, "word": 0.4, "unknown": 0.05, "other": 0.05}
 NETWORK = {
     "model.d_model": 64, "model.num_layers": 2, "model.num_heads": 4, "model.max_seq_len": 48, "model.dropout": 0.0,
     "model.position_encoding": "rope", "model.norm": "rmsnorm", "model.activation": "swiglu", "model.bias": False,
@@ -59,7 +59,7 @@ def circle(place: Path, scale: float, seed: int) -> None:
     write_text(place / "text.txt", random.Random(1))
     rows = [{"prompt": question(thing), "completion": answer(thing, draw)} for thing in asked for _ in range(4)]
     (place / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    steps = {"training.max_steps": max(2, round(350 * scale)), "training.learning_rate": 3e-3}
+    steps = {"training.max_steps": max(2, round(200 * scale)), "training.learning_rate": 3e-3}
     common = {"training.global_batch_size": 32, "training.precision": "fp32"}
     base = place / "base"
     sheepop.train(place / "text.txt", base, device="cpu", quiet=True, settings={**NETWORK, **common, **steps})
@@ -72,7 +72,7 @@ def circle(place: Path, scale: float, seed: int) -> None:
     first = tuned("sft", base, "answers.jsonl", "first", 4, 2e-4)
     vote(first, place / "log", asked, max(1, round(4 * scale)), draw)
     sheepop_command("monitor", place / "log", "--to", "preferences", "--output", place / "votes.jsonl")
-    second = tuned("dpo", first, "votes.jsonl", "second", 6, 1e-4)
+    second = tuned("dpo", first, "votes.jsonl", "second", 6, 3e-4)
     print(f"{'model':8} {'good votes':>10}  95 percent interval")
     for name, model in (("first", first), ("second", second)):
         log = place / f"held-out-{name}"
@@ -88,16 +88,17 @@ def question(thing: str) -> str:
 
 
 def answer(thing: str, draw: random.Random) -> str:
-    """An answer in one of the four manners."""
-    color, other = THINGS[thing], draw.choice([color for color in COLORS if color != THINGS[thing]])
-    return draw.choice([f" it is {color}", f" {color}", f" it is {other}", " i do not know"])
+    """An answer in one of three manners."""
+    return draw.choice([f" it is {THINGS[thing]}", f" {THINGS[thing]}", " i do not know"])
 
 
-def manner(thing: str, text: str) -> str:
+def manner(text: str) -> str:
     """The manner of an answer, in the words of `LIKED`."""
-    right = THINGS[thing]
-    known = {f"it is {right}": "sentence", right: "word", "i do not know": "unknown"}
-    return known.get(text.strip(), "wrong")
+    said = text.strip()
+    known = (
+        {"i do not know": "unknown"} | dict.fromkeys(COLORS, "word") | {f"it is {each}": "sentence" for each in COLORS}
+    )
+    return known.get(said, "other")
 
 
 def write_text(path: Path, draw: random.Random) -> None:
@@ -115,7 +116,7 @@ def vote(model: Path, log: Path, things: list[str], times: int, draw: random.Ran
             asked = {"model": model.name, "prompt": question(thing), "n": 4, "max_tokens": 12, "seed": seed}
             given = post(f"{url}/completions", asked)
             for choice in given["choices"]:
-                likes = draw.random() < LIKED[manner(thing, choice["text"])]
+                likes = draw.random() < LIKED[manner(choice["text"])]
                 post(f"{url}/votes", {"id": given["id"], "choice": choice["index"], "vote": 1 if likes else -1})
 
 

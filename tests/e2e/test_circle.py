@@ -22,7 +22,7 @@ def test_the_example_goes_once_around_the_circle(launcher: Launcher, tmp_path: P
     program = (
         f"import runpy, sys; here = runpy.run_path({str(SCRIPT)!r}); "
         # An untrained model writes no sentence, so it would give no pair: these voters like a small letter.
-        "here['circle'].__globals__['manner'] = lambda thing, text: 'sentence' if text[:1].islower() else 'wrong'; "
+        "here['circle'].__globals__['manner'] = lambda text: 'sentence' if text[:1].islower() else 'other'; "
         "here['main']()"
     )
     ended = launcher.run("--output", output, "--scale", "0.01", program=program)
@@ -40,7 +40,7 @@ def test_the_example_goes_once_around_the_circle(launcher: Launcher, tmp_path: P
 def test_the_voters_know_right_answers_from_wrong_ones() -> None:
     here = runpy.run_path(str(SCRIPT))
     draw = random.Random(0)
-    found = {here["manner"]("rose", here["answer"]("rose", draw)) for _ in range(50)}
-    assert found == set(here["LIKED"]) == {"sentence", "word", "wrong", "unknown"}
-    for text, manner in ((" it is red", "sentence"), ("red", "word"), (" it is blue", "wrong"), ("", "wrong")):
-        assert here["manner"]("rose", text) == manner
+    found = {here["manner"](here["answer"]("rose", draw)) for _ in range(50)}
+    assert found | {"other"} == set(here["LIKED"]) and len(found) == 3
+    for text, manner in ((" it is red", "sentence"), ("red", "word"), ("it is a rose", "other"), ("", "other")):
+        assert here["manner"](text) == manner
