@@ -83,7 +83,7 @@ def main() -> None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     cases: dict[str, tuple[str, str, str | None]] = {
         "open the page with 20 tokens": ("#prompt=Sheep+jump+over+dogs", ".journey-picture .odd", None),
-        "attention over 512 tokens": (f"#prompt={'ab' * 256}", "#view .map canvas[width='512']", "Attention"),
+        "attention over 512 tokens": (f"#view=text&prompt={'ab' * 256}", "#view .map canvas[width='512']", "Attention"),
     }
     results: dict[str, Any] = {}
     with served() as address, sync_playwright() as tools:
