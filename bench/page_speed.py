@@ -1,7 +1,7 @@
 """The page in a browser: seconds until it can be used, and until the attention of all heads over 512 tokens is drawn.
 
 A network of GPT-2's shape with 124M weights is served and looked at with Chromium, each time in a fresh page. The page
-opens with a trace of two tokens. The map is that of one head, beside small ones of all twelve.
+opens with the picture of 20 tokens. The map is that of one head, beside small ones of all twelve.
 
 python bench/page_speed.py --json bench/results/page.json
 """
@@ -12,6 +12,7 @@ import argparse
 import shutil
 import socket
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,15 +23,15 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 
 from record import add_json_option, write_record
-from sheepop.checkpoint import LoadedModel
+from sheepop.checkpoint import save_model
 from sheepop.core.config import validate
 from sheepop.jobs.serve import WatchedRuns
 from sheepop.model import ModelConfig, build_model
 from sheepop.serve.app import create_app
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
-from sheepop.serve.served_model import ServedModel
 from sheepop.serve.server import Server
+from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
 
 ROUNDS = 5
@@ -41,8 +42,13 @@ def served() -> Iterator[str]:
     """The address of the page."""
     config = ServerConfig(ui=True)
     model = build_model(validate(ModelConfig, {"preset": "gpt2", "dropout": 0.0}), 0).eval().requires_grad_(False)
-    loaded = LoadedModel(model, CharTokenizer(), model.config, {}, Path(), ())
-    registry = Registry(lambda name: ServedModel(name, loaded, config), ["gpt2"])
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "gpt2")
+        save_model(place, model, CharTokenizer(), {})
+        yield from _serve(Registry(Stock({"gpt2": place}, {}, config, "cpu")), config)
+
+
+def _serve(registry: Registry, config: ServerConfig) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(create_app(registry, config, runs=WatchedRuns({})), registry, config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -76,8 +82,8 @@ def main() -> None:
     given = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     cases: dict[str, tuple[str, str, str | None]] = {
-        "open the page, trace two tokens": ("#prompt=ab", "#view table", None),
-        "attention over 512 tokens": (f"#prompt={'ab' * 256}", "#view .map canvas[width='512']", "Attention"),
+        "open the page with 20 tokens": ("#prompt=Sheep+jump+over+dogs", ".journey-picture .odd", None),
+        "attention over 512 tokens": (f"#view=text&prompt={'ab' * 256}", "#view .map canvas[width='512']", "Attention"),
     }
     results: dict[str, Any] = {}
     with served() as address, sync_playwright() as tools:

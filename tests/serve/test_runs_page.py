@@ -15,6 +15,7 @@ import pytest
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import CheckpointError
 from sheepop.core.json_lines import read_json_lines
+from sheepop.data.corpus import Corpus
 from sheepop.interpret.store import StoredTrace
 from sheepop.jobs.config import load_config
 from sheepop.jobs.data import show_step
@@ -77,6 +78,8 @@ def test_what_is_shown_is_what_the_run_wrote(client: Any, runs: dict[str, Path])
     expected = [{"row": row, **asdict(origin)} for row, origin in show_step(run.path, 3)][: len(origins)]
     assert origins == json.loads(json.dumps(expected))
     assert origins[0]["file"].endswith(".txt") and "Sheep number" in "".join(origin["text"] for origin in origins)
+    held_out = Corpus.open(run.corpus, verify=False).documents("validation", 0, 1)
+    assert next(iter(held_out)).text.startswith(client.get("/runs/first/prompt").json())
     differences = client.get("/differences").json()
     assert differences["runs"] == ["first", "second run"] and differences["warning"] is None
     assert differences["settings"]["training.max_steps"] == [6, 2]
