@@ -121,8 +121,9 @@ def stands_for(node: ast.expr, section: str, names: set[str], module: Module) ->
 
 def pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     for target in node.targets:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from zip(target.elts, node.value.elts, strict=True)
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else []
+        if isinstance(target, ast.Tuple) and len(target.elts) == len(values):  # a starred value stands for several
+            yield from zip(target.elts, values, strict=True)
         else:
             yield target, node.value
 
