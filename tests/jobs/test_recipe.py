@@ -83,12 +83,15 @@ def test_sizes_that_were_measured_are_kept() -> None:
 
 
 def test_larger_sizes_grow_from_the_largest_measured_one_as_the_law_says() -> None:
-    """The exponent is beta / (alpha + beta) of Besiroglu et al. 2024: 0.3658 / 0.7136."""
+    """The exponent is beta / (alpha + beta) of Besiroglu et al. 2024: 0.3658 / 0.7136.
+
+    Neighbouring shapes differ by up to 1.73 times, so the nearest one is off by up to the root of that.
+    """
     measured, *larger = (size for size in SIZES if size.flops >= 1e14)
     assert len(larger) == 13
     for size in larger:
         expected = (192 * 2048 + 12 * 4 * 192**2) * (size.flops / measured.flops) ** (0.3658 / 0.7136)
-        assert size.weights + size.d_model * size.vocab_size == pytest.approx(expected, rel=0.25)
+        assert size.weights + size.d_model * size.vocab_size == pytest.approx(expected, rel=0.32)
     rates = [size.learning_rate for size in (measured, *larger)]
     assert rates == sorted(rates, reverse=True)
 
