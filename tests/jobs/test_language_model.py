@@ -32,7 +32,7 @@ def lm(run: Path) -> sheepop.LanguageModel:
 
 
 def test_public_names_are_listed_and_nothing_else() -> None:
-    names = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "register", "train", "tune"]
+    names = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "plan", "register", "train", "tune"]
     assert dir(sheepop) == names
 
 
