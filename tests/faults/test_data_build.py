@@ -66,7 +66,7 @@ def killed(launcher: Launcher, arguments: list[str], seconds: float) -> bool:
         return False
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, f"still running: {alive}"
     return True
 
@@ -140,7 +140,7 @@ def test_ctrl_c_pressed_twice_ends_a_build_in_one_line_and_the_next_start_goes_o
     ended = process.wait()
     assert (ended.code, ended.out, ended.err.count("\n")) == (130, "", 1), ended
     assert ended.err.startswith("Interrupted.")
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, f"still running: {alive}"
     assert all(part.is_dir() for part in parts)
     run_to_end(launcher, arguments)
