@@ -54,7 +54,7 @@ class OnRay:
             "2",
         ]
         command += ["--port", str(port), "--device", "cpu", "--api-keys", str(place / "keys.json")]
-        command += ["--set", "server.max_running=4"]
+        command += ["--set", "server.max_running=4", "--set", f"server.drain_seconds={SECONDS:g}"]
         self.process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": address, "OMP_NUM_THREADS": "1"})
         self.client = httpx.Client(
             base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "Bearer key of all"}, timeout=SECONDS

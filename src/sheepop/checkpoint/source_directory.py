@@ -85,14 +85,24 @@ def check_tokenizer_files(directory: Path) -> None:
     if further.is_symlink():
         raise CheckpointError(f"{further} is a link. Replace it with the directory itself.")
     for place in (directory, further):
-        for path in sorted(place.iterdir()) if place.is_dir() else ():
+        for path in _entries(place) if place.is_dir() else ():
             if path.suffix in _OF_TOKENIZERS and (path.is_symlink() or not path.is_dir()):
                 source_file(place, path.name)
 
 
+def _entries(directory: Path) -> list[Path]:
+    """The sorted contents of a directory; raises `CheckpointError` if there is none, as while another replaces it."""
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(
+            f"{directory} is no directory any more. If another program replaces it, try again."
+        ) from None
+
+
 def refuse_pickles(directory: Path) -> None:
     """Raises `CheckpointError` if the directory has pickled weights, with a command that converts them."""
-    found = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
+    found = [path.name for path in _entries(directory) if path.suffix in _PICKLES]
     if not found:
         return
     program = (

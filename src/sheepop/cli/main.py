@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -49,6 +51,7 @@ from sheepop.core.facts import visible
 from sheepop.core.plugins import commands, load_plugins
 
 _SHOWN_CHARACTERS = 100
+_REPEATED_SECONDS = 1.0
 _COMMANDS_OF_PLUGINS: dict[str, Callable[..., None]] = {}
 
 app = typer.Typer(
@@ -187,15 +190,21 @@ def _add_commands() -> None:
 def _terminating_cleanly() -> Iterator[None]:
     """Raises an exception in the block for a signal that ends the command, so that partial directories are removed.
 
-    Ctrl-C is one of them: if a KeyboardInterrupt passes through an `exec`, which libraries call while they load, Python
-    finally kills itself with the signal, whatever the exit code.
+    Another signal within a second, as of a key that is pressed twice, does nothing: the command is ending already.
+    Ctrl-C is one of the signals: if a KeyboardInterrupt passes through an `exec`, which libraries call while they load,
+    Python finally kills itself with the signal, whatever the exit code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    ended = -math.inf
+
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        nonlocal ended
+        if time.monotonic() - ended >= _REPEATED_SECONDS:
+            ended = time.monotonic()
+            raise SystemExit(128 + number)
 
     # A signal that the process was started to ignore stays ignored.
     caught = [number for number in ENDING_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
