@@ -244,7 +244,8 @@ def train(
     one in ``runs``; with `resume`, a run that is there continues. `fork` is a model to start from.
     """
     options: dict[str, Any] = {"training": {"max_minutes": minutes}} if minutes is not None else {}
-    return _run(options, data, output, config, fork, resume, overwrite, device, quiet, settings)
+    request = _request(options, data, output, config, fork, resume, overwrite, device, quiet, settings)
+    return load(train_run(request).run, device)
 
 
 def tune(
@@ -262,7 +263,8 @@ def tune(
 ) -> LanguageModel:
     """Tunes a finished model on examples, like ``sheepop tune``; see `train` for the other arguments."""
     options = {"tuning": {"method": method}}
-    return _run(options, data, output, config, model, resume, overwrite, device, quiet, settings)
+    request = _request(options, data, output, config, model, resume, overwrite, device, quiet, settings)
+    return load(train_run(request).run, device)
 
 
 def plan(
@@ -291,22 +293,6 @@ def plan(
     options: dict[str, Any] = {} if method is None else {"tuning": {"method": method}}
     request = _request(options, data, output, config, model, False, overwrite, device, quiet, settings)
     return plan_a_run(request, budget=spends, machine=there, price=price, seconds=seconds)
-
-
-def _run(
-    options: dict[str, Any],
-    data: str | Path | Sequence[str | Path],
-    output: str | Path | None,
-    config: str | Path | None,
-    fork: str | Path | None,
-    resume: bool,
-    overwrite: bool,
-    device: str,
-    quiet: bool,
-    settings: Mapping[str, Any] | None,
-) -> LanguageModel:
-    request = _request(options, data, output, config, fork, resume, overwrite, device, quiet, settings)
-    return load(train_run(request).run, device)
 
 
 def _request(

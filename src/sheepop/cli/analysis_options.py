@@ -67,7 +67,7 @@ def at_prompt(app: typer.Typer, verb: str) -> Callable[[Callable[..., Finding]],
         hints = get_type_hints(function, localns={"Analyses": Any, "Finding": Any}, include_extras=True)
         hints |= get_type_hints(command, include_extras=True)
         order = [first, *required, *shared[:3], *options, *shared[3:]]
-        command.__signature__ = Signature([each.replace(annotation=hints[each.name]) for each in order])  # type: ignore
+        command.__signature__ = Signature([each.replace(annotation=hints[each.name]) for each in order])  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: hints[each.name] for each in order}
         command.__doc__ = function.__doc__
         app.command(verb)(command)

@@ -328,7 +328,7 @@ def _applied(stage: Callable[[Task], Task], task: Task) -> Callable[[], Task]:
 
 
 def _with_rows(task: Task) -> Task:
-    """The task, whose rows and schedule can be made."""
+    """Returns the task after it has made its rows and its schedule, which raises if they cannot be made."""
     task.batches()
     _ = task.schedule
     return task

@@ -61,7 +61,9 @@ class ForcedDecay:
 
 @dataclass(frozen=True, eq=False)
 class Decode(Finding):
-    """The closed loop of generation at a prompt; see the fields' classes. `exponent` is None if there is no soft loop.
+    """The closed loop of generation at a prompt; the fields' classes say what each part is.
+
+    `exponent` is None if there is no soft loop.
 
     `chances` are those of one more repeat of `phrase`: with the settings asked for, then with other temperatures and
     penalties. `entropies` are (temperature, mean entropy in nats, slope) over the positions of the text.
