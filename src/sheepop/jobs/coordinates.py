@@ -21,7 +21,7 @@ from sheepop.data.batch_schedule import Stages
 from sheepop.interpret.control.coordinates import Coordinates, activations_of, coordinates, usual_widths, widened
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.run.analysis import obstacle
-from sheepop.jobs.run.open import find_resumable, followed, task_of
+from sheepop.jobs.run.open import find_resumable, followed, task_of, with_local_data
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import prepare_process
 from sheepop.jobs.task.interface import Task
@@ -101,7 +101,8 @@ def _task(request: CoordinatesRequest, scratch: Path) -> tuple[Task, str]:
         raise UsageError(f"{request.source} is neither a run directory nor a config file.")
     wanted = RunRequest.of(
         request.options, overrides=request.overrides, config=request.source, output=scratch, console=request.console
-    ).with_local_text()
+    )
+    wanted = with_local_data(wanted)
     device = prepare_process(wanted.settings)
     task = task_of(wanted.completed().config, RunDirectory(scratch), request.console)
     return task.prepared(wanted.given).settled(), device

@@ -14,7 +14,7 @@ from sheepop.core.files import storage_errors, write_json
 from sheepop.core.random import seed_torch
 from sheepop.data import BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import Stages
-from sheepop.jobs.run.open import task_of
+from sheepop.jobs.run.open import task_of, with_local_data
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import build_network, in_memory, prepare_process
 from sheepop.jobs.task.interface import Task, with_training
@@ -49,7 +49,7 @@ def find_rate(request: RunRequest) -> FoundRate:
         directory = request.path
     if RunDirectory(directory).holds_run():
         raise UsageError(f"{directory} holds a run. Choose another --output for the range test.")
-    request = request.with_local_text()
+    request = with_local_data(request)
     device = prepare_process(request.settings)  # before this machine is measured, as in a run
     config = request.completed().config
     with storage_errors(directory):

@@ -128,6 +128,11 @@ def task_of(config: SheepOpConfig, run: RunDirectory, console: Console, origin: 
     return kinds[config.tuning.method]()(config, run, console, origin)
 
 
+def with_local_data(request: RunRequest) -> RunRequest:
+    """The request with the datasets on the hub that its task reads downloaded, and files in place of their names."""
+    return request.reading(task_of(request.settings, RunDirectory(request.path), request.console).local_paths())
+
+
 def _new(request: RunRequest, device: str, prepare: Callable[[Task, StageTimes], None]) -> OpenRun:
     """A new run, with all that is derived or measured before its first step."""
     path, console, times = request.path, request.console, StageTimes(request.began)

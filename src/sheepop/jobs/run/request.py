@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import merge, validate
+from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.plugins import Plugin, loaded_plugins
-from sheepop.download.catalog import HUB
-from sheepop.jobs.config import SheepOpConfig, local_files, read_settings
+from sheepop.jobs.config import SheepOpConfig, read_settings
 from sheepop.jobs.recipe import Completed, Draft, complete, draft
 from sheepop.jobs.run.record import resume_command
 from sheepop.model import ModelConfig
@@ -106,13 +105,12 @@ class RunRequest:
 
         return complete(self.draft, training_speed, self.console)
 
-    def with_local_text(self) -> Self:
-        """The request with text of datasets on the hub downloaded, in place of their names."""
-        paths = self.settings.data.paths
-        if self.settings.tuning.method is not None or not any(path.startswith(HUB) for path in paths):
+    def reading(self, paths: Sequence[str]) -> Self:
+        """The same request with other data."""
+        if tuple(paths) == tuple(self.settings.data.paths):
             return self
-        files = local_files(paths, "data.extract.template", self.console)
-        return replace(self, given=merge(self.given, {"data": {"paths": files}, "output_dir": str(self.path)}))
+        data = {**self.given["data"], "paths": list(paths)}
+        return replace(self, given={**self.given, "data": data, "output_dir": str(self.path)})
 
     @cached_property
     def path(self) -> Path:

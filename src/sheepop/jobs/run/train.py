@@ -83,16 +83,16 @@ def train(
     works on the run.
     """
     request.check()
-    if request.ranks.is_first:
-        if not request.resumes:
-            RunDirectory(request.path).require_place(request.replaces)
-            paths = request.settings.data.paths
-            require_paths(Path(place) for place in paths if "://" not in place and not place.startswith(HUB))
-        request = request.with_local_text()
+    if request.ranks.is_first and not request.resumes:
+        RunDirectory(request.path).require_place(request.replaces)
+        paths = request.settings.data.paths
+        require_paths(Path(place) for place in paths if "://" not in place and not place.startswith(HUB))
     # These load torch, which a refused request does not need.
     from sheepop.jobs.run.build import build_trainer
-    from sheepop.jobs.run.open import open_run
+    from sheepop.jobs.run.open import open_run, with_local_data
 
+    if request.ranks.is_first:
+        request = with_local_data(request)
     # The first rank keeps other processes from working on the run.
     lock = RunDirectory(request.path).locked() if request.ranks.is_first else nullcontext(True)
     with lock as is_locked, interrupts_advise(f"Resume with: {request.resume_command}"):

@@ -16,7 +16,7 @@ from sheepop.core.errors import ConfigError, DataError, SheepOpError
 from sheepop.core.facts import counted
 from sheepop.data import Batches, BatchSchedule, Corpus, is_corpus
 from sheepop.data.corpus import trace_tokens
-from sheepop.jobs.config import SheepOpConfig
+from sheepop.jobs.config import SheepOpConfig, local_files
 from sheepop.jobs.task.corpus_batches import (
     build_batches,
     build_schedule,
@@ -50,6 +50,10 @@ class CorpusTask(Task):
         """Text, tokenizer and word vectors."""
         config = self.config
         return [*config.data.paths, config.tokenizer.path, config.training.initial_embeddings]
+
+    def local_paths(self) -> Sequence[str]:
+        """The text files, with datasets on the hub downloaded."""
+        return local_files(self.config.data.paths, "data.extract.template", self.console)
 
     def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
         """Opens the corpus of `data.paths`, which is built into the run unless it is finished already."""

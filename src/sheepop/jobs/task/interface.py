@@ -58,6 +58,10 @@ class Task(ABC):
     def inputs(self) -> Sequence[str | None]:
         """Every path that a new run reads, and so must not replace."""
 
+    def local_paths(self) -> Sequence[str]:
+        """The paths in `data.paths`; datasets on the hub that a task reads as text are downloaded first."""
+        return self.config.data.paths
+
     @abstractmethod
     def prepared(self, given: Mapping[str, Any], num_ranks: int = 1) -> Self:
         """Makes the data of a new run in its directory; returns the task with the sizes of its model.
