@@ -16,7 +16,8 @@ from sheepop.core.lazy import lazy_exports
 if TYPE_CHECKING:
     from sheepop import register
     from sheepop.jobs.best_of import best_of
-    from sheepop.language_model import LanguageModel, load, load_tokenizer, tune
+    from sheepop.language_model import LanguageModel, load, load_tokenizer
+    from sheepop.runs import tune
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -32,9 +33,9 @@ class _Verb(ModuleType):
     """The package of a stage, which is also a function: ``sheepop.train("notes/", minutes=5)``."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        from sheepop import language_model
+        from sheepop import runs
 
-        return getattr(language_model, self.__name__.rpartition(".")[2])(*arguments, **named)
+        return getattr(runs, self.__name__.rpartition(".")[2])(*arguments, **named)
 
 
 sheepop.train.__class__ = sheepop.plan.__class__ = _Verb

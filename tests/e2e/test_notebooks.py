@@ -53,7 +53,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Namespace, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPLBACKEND", "Agg")
         patch.setattr("matplotlib.pyplot.show", lambda: __import__("matplotlib.pyplot").pyplot.close("all"))
-        patch.setattr("sheepop.language_model.Console", lambda quiet: Console.silent())
+        patch.setattr("sheepop.runs.Console", lambda quiet: Console.silent())
         for notebook in NOTEBOOKS:
             found[notebook.stem] = execute(notebook, parameters[notebook.stem])
     return found
