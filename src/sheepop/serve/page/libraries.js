@@ -19,3 +19,18 @@ export const katex = once(async () => {
   await Promise.all([import("./vendor/katex/katex.js"), sheet("katex/katex.css")]);
   return globalThis.katex;
 });
+
+export const purifier = once(async () => {
+  await import("./vendor/dompurify/dompurify.js");
+  return globalThis.DOMPurify;
+});
+
+export const markdownIt = once(async () => (await import("./vendor/markdown-it/markdown-it.js")).default);
+
+const LANGUAGES = ["bash", "c", "cpp", "css", "diff", "go", "java", "javascript", "json", "markdown", "python", "rust", "sql", "typescript", "xml", "yaml"];
+
+export const highlighter = once(async () => {
+  const [core, ...grammars] = await Promise.all(["core", ...LANGUAGES].map((name) => import(`./vendor/highlight/${name}.js`)));
+  LANGUAGES.forEach((name, place) => core.default.registerLanguage(name, grammars[place].default));
+  return core.default;
+});
