@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from itertools import permutations
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -178,8 +179,9 @@ class Arena:
     def _loadable(self) -> dict[str, CachedModel]:
         served = {card.path.resolve() for card in self._registry.cards()}
         whole = [model for model in cached_models() if model.is_finished and model.has_weights]
+        # Clients of other machines see the name of a model, and need not see where a file of another program lies.
         return {
-            model.name: model
+            Path(model.name).name if Path(model.name).is_absolute() else model.name: model
             for model in whole
             if (model.directory / CONFIG).is_file() and model.directory.resolve() not in served
         }
