@@ -73,7 +73,8 @@ class Inside:
         }  # fmt: skip
         for name, endpoint in slices.items():
             router.add_api_route(f"/traces/{{number}}/{name}", endpoint, methods=["GET"], response_model=None)
-        router.add_api_route("/{name:path}", self.file, methods=["GET"], include_in_schema=False)
+        router.add_api_route("/vendor/{name:path}", self.vendored, methods=["GET"], include_in_schema=False)
+        router.add_api_route("/{name}", self.file, methods=["GET"], include_in_schema=False)
         return router
 
     async def page(self) -> Response:
@@ -86,6 +87,10 @@ class Inside:
             raise ApiError(404, f"The page has no file {name!r}.", code="not_found")
         kind = _TYPES[name.rpartition(".")[2]]
         return Response(self._files[name].read_bytes(), media_type=kind, headers=HEADERS)
+
+    async def vendored(self, name: str) -> Response:
+        """A file of another project's library; raises as `file`."""
+        return await self.file(f"vendor/{name}")
 
     async def models(self) -> JSONResponse:
         """The models that can be traced: whether each has a chat template and an encoder, and is recorded."""
