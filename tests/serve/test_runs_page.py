@@ -283,11 +283,11 @@ def test_every_room_shows_what_there_is(watching: Live, runs: dict[str, Path], v
         assert [kept["rejected"], kept["chosen"]] == texts
         first = answers[0]["choices"][0]["logprobs"]
         shown = page.locator(".answer").first.locator(".tok").first
-        assert shown.locator(".tip button").count() == len(first["top_logprobs"][0]) == 5
+        shown.hover()
+        tip = page.locator(".answer").first.locator(".tip")
+        assert tip.locator("button").count() == len(first["top_logprobs"][0]) == 5
         share = 100 * np.exp(first["token_logprobs"][0])
-        assert f"{share:.1f} %" in shown.get_attribute("aria-label") or f"{share:.2f} %" in shown.get_attribute(
-            "aria-label"
-        )
+        assert tip.locator("small").inner_text().endswith((f" {share:.1f} %", f" {share:.2f} %"))
 
         model.select_option("chat")
         beside.select_option("")

@@ -123,7 +123,8 @@ class Answer:
     def head(self, suffix: str = "") -> dict[str, Any]:
         """The fields that every object of the answer begins with."""
         name = f"{'chatcmpl' if self.kind == 'chat.completion' else 'cmpl'}-{self.id}"
-        return {"id": name, "object": self.kind + suffix, "created": self.created, "model": self.model.name}
+        about = {"created": self.created, "model": self.model.name, "system_fingerprint": self.model.fingerprint}
+        return {"id": name, "object": self.kind + suffix, **about}
 
     def usage(self) -> dict[str, Any]:
         """The usage object of OpenAI's API: the tokens of the updates so far, and those of prompts from the cache.

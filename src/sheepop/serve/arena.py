@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from itertools import permutations
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
+from sheepop.checkpoint.model_cache import CachedModel, cached_models
+from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.errors import DataError, SheepOpError
 from sheepop.evaluate.ranking import rank, read_votes
 from sheepop.generate import GenerationConfig
@@ -22,6 +26,7 @@ from sheepop.serve.answers import DONE, Answer, event
 from sheepop.serve.protocol import ApiError, RequestModel
 from sheepop.serve.registry import Registry
 from sheepop.serve.same_site import HEADERS, json_answer, same_site
+from sheepop.serve.stock import Source
 from sheepop.serve.votes import Message, Vote, VotesFile
 from sheepop.serve.worker import SideWork
 
@@ -37,6 +42,12 @@ class BeginRequest(RequestModel):
     """The prompt that two models answer; null draws one of the arena's prompts."""
 
     prompt: Annotated[str, Field(max_length=_LONGEST_PROMPT)] | None = None
+
+
+class LoadRequest(RequestModel):
+    """The name of a model in the cache."""
+
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class VoteRequest(RequestModel):
@@ -143,6 +154,7 @@ class Arena:
         router = APIRouter(prefix="/ui/arena", dependencies=[Depends(same_site)])
         endpoints: dict[str, tuple[str, Callable[..., Any]]] = {
             "": ("GET", self.show), "/standings": ("GET", self.standings), "/rounds": ("POST", self.begin),
+            "/models": ("POST", self.load),
             "/rounds/{name}": ("GET", self.show_round), "/rounds/{name}/vote": ("POST", self.vote),
             "/rounds/{name}/{side}": ("POST", self.answer),
         }  # fmt: skip
@@ -151,10 +163,37 @@ class Arena:
         return router
 
     async def show(self) -> JSONResponse:
-        """The numbers of models and prompts, whether prompts are sent as chats, and the path of the votes file."""
-        models, prompts = len(self._registry.cards()), len(self._prompts)
-        found = {"models": models, "prompts": prompts, "chats": self._is_chat(), "votes": str(self._votes.path)}
+        """The numbers of models and prompts, whether prompts are sent as chats, and the path of the votes file.
+
+        An arena without two models also names those that it can load, and the command that begins it with another one.
+        """
+        cards = [card for card in self._registry.cards() if card.name == card.root]
+        about = {"prompts": len(self._prompts), "chats": self._is_chat(), "votes": str(self._votes.path)}
+        found = {"models": len(cards), **about}
+        if len(cards) < 2:
+            places = [shlex.quote(str(card.path)) for card in cards]
+            found["command"] = " ".join(["sheepop eval arena", *places, *["MODEL"] * (2 - len(cards))])
+            found["loadable"] = sorted(await self._work.do(self._loadable))
         return json_answer(found)
+
+    def _loadable(self) -> dict[str, CachedModel]:
+        served = {card.path.resolve() for card in self._registry.cards()}
+        whole = [model for model in cached_models() if model.is_finished and model.has_weights]
+        # Clients of other machines see the name of a model, and need not see where a file of another program lies.
+        return {
+            Path(model.name).name if Path(model.name).is_absolute() else model.name: model
+            for model in whole
+            if (model.directory / CONFIG).is_file() and model.directory.resolve() not in served
+        }
+
+    async def load(self, requested: LoadRequest) -> Response:
+        """Loads a model of the cache beside the others, within the memory budget of the server."""
+        found = (await self._work.do(self._loadable)).get(requested.name)
+        if found is None:
+            message = f"The cache has no model {requested.name!r} that could be loaded: see sheepop models."
+            raise ApiError(404, message, param="name", code="model_not_found")
+        await self._registry.add(requested.name, Source(found.use()))
+        return await self.show()
 
     async def begin(self, requested: BeginRequest) -> JSONResponse:
         """Starts a new round and the generation of its answers."""

@@ -104,7 +104,7 @@ class Registry:
     def _card(self, name: str, slot: _Slot, about: Description) -> Card:
         state = "loaded" if slot.model is not None else "unloaded" if slot.loading is None else "loading"
         left = None if slot.model is None else max(0.0, self._expires(slot) - self._clock())
-        return Card(name, about, slot.created, state, slot.name, slot.source.base, left)
+        return Card(name, about, slot.created, state, slot.name, slot.source.base, left, slot.source.path)
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[ServedModel]:
@@ -181,12 +181,12 @@ class Registry:
         return self._num_open
 
     async def add(self, name: str, source: Source) -> None:
-        """Adds an adapter and loads it; raises `ApiError` 400 for one that is taken, or that does not fit its base."""
+        """Adds an adapter or a model and loads it; raises `ApiError` 400 for one that is taken or does not fit."""
         with self._changed:
             if name in self._slots or name in self._aliases:
-                message = f"The lora adapter '{name}' has already been loaded, or is the name of another model."
+                kind = "model" if source.base is None else "lora adapter"
+                message = f"The {kind} '{name}' has already been loaded, or is the name of another model."
                 raise ApiError(400, message, param="lora_name", code="name_taken")
-            self._slot(source.base or "")
             slot = self._slots[name] = _Slot(name, source)
         try:
             self.leave(await self.entered(name))

@@ -82,7 +82,7 @@ TextChoice = _shape(
 )  # fmt: skip
 Completion = _shape(
     "Completion", "Texts that continue prompts.", id=str, object=Literal["text_completion"], created=int, model=str,
-    choices=_many(TextChoice), usage=Usage,
+    system_fingerprint=str, choices=_many(TextChoice), usage=Usage,
 )  # fmt: skip
 TopLogprob = _shape("TopLogprob", "A token and its log-probability.", token=str, logprob=float, bytes=list[int])
 TokenLogprob = _shape(
@@ -104,7 +104,7 @@ ChatChoice = _shape(
 )  # fmt: skip
 ChatCompletion = _shape(
     "ChatCompletion", "Answers to a conversation.", id=str, object=Literal["chat.completion"], created=int, model=str,
-    choices=_many(ChatChoice), usage=Usage,
+    system_fingerprint=str, choices=_many(ChatChoice), usage=Usage,
 )  # fmt: skip
 Problem = _shape("Problem", "The details of an error.", message=str, type=str, param=str | None, code=str | None)
 Refusal = _shape("Refusal", "An error.", error=Problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -41,7 +42,8 @@ class ServedModel:
     """A model with a running engine, whose cache may take `cache_bytes`; `close` ends both.
 
     With a `base`, of which `loaded` has the weights and an adapter, it runs on the engine of that model. Raises
-    `UsageError` for an adapter that the engine cannot run.
+    `UsageError` for an adapter that the engine cannot run. Its `fingerprint` is another one each time it is loaded, so
+    that a client can tell the answers of a model from those of the one that replaced it.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class ServedModel:
         base: ServedModel | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self.name, self.loaded, self.base = name, loaded, base
+        self.name, self.loaded, self.base, self.fingerprint = name, loaded, base, f"fp_{secrets.token_hex(6)}"
         self.tokenizer, chosen = loaded.tokenizer, config.chat_template
         source = None if chosen is None else named_template(chosen, loaded.tokenizer)
         self.generator = Generator(

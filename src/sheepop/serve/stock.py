@@ -60,6 +60,7 @@ class Card:
     """A model as clients see it: `root` is the name behind an alias, `parent` that of an adapter's base.
 
     `state` is loaded, loading or unloaded. An idle model is unloaded in `seconds_left`; None if it is not loaded.
+    `path` is where it lies, which only users of this machine may see.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Card:
     root: str
     parent: str | None
     seconds_left: float | None
+    path: Path
 
 
 class ModelTooLargeError(UsageError):

@@ -43,13 +43,15 @@ export async function floats(path, settings) {
   return { shape: response.headers.get("x-shape").split(",").map(Number), values: new Float32Array(await response.arrayBuffer()) };
 }
 
+const CUT_SHORT = "The answer broke off: the server has ended, or has lost the connection. Send the message again.";
+
 // Yields the events of a stream as they arrive.
 export async function* events(path, body, signal) {
   const response = await request(path, posted(body, signal));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = ""; ;) {
-    const { done, value } = await reader.read();
-    if (done) return;
+    const { done, value } = await reader.read().catch((error) => { throw error.name === "AbortError" ? error : new Error(CUT_SHORT); });
+    if (done) throw new Error(CUT_SHORT);
     const parts = (text + value).split("\n\n");
     text = parts.pop();
     for (const part of parts) {

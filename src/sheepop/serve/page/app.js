@@ -72,6 +72,8 @@ async function saved() {
   const fields = view.querySelectorAll("select, input, textarea");
   copy.querySelectorAll("select, input, textarea").forEach((field, index) =>
     field.replaceWith(`: ${fields[index].selectedOptions?.[0].textContent ?? fields[index].value}`));
+  // Of a formula the part stays that needs neither KaTeX's style sheet nor its fonts.
+  copy.querySelectorAll(".katex-html").forEach((each) => each.remove());
   copy.querySelectorAll("iframe").forEach((frame) => frame.replaceWith("(a separate page)"));
   kept.head.append(element("meta", { charset: "utf-8" }));
   kept.body.append(element("h1", {}, visible(name)), element("p", {}, status.textContent), strip.cloneNode(true), copy);

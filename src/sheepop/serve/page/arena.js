@@ -1,7 +1,9 @@
 // The arena: two models answer a prompt, and the reader sees their names after the vote.
 
+import { answer } from "./answer.js";
 import { events, get, post } from "./api.js";
 import { element, heading, share, table } from "./draw.js";
+import { load } from "./markdown.js";
 
 // Name in the API: label and key.
 const CHOICES = { left: ["Left is better", "L"], right: ["Right is better", "R"], tie: ["Equally good", "T"], neither: ["Both are bad", "B"] };
@@ -11,9 +13,9 @@ const SAID = { left: "Left was voted better.", right: "Right was voted better.",
 export async function open(page) {
   const arena = await get("arena");
   if (arena.models < 2) {
-    page.view.append(...heading("Two models are needed", "In this room two models compete. Start the page with both: sheepop eval arena MODEL MODEL"));
-    return;
+    return invite(page, arena);
   }
+  await load();
   const words = element("textarea", { id: "say", rows: 3, placeholder: "A prompt for both models" });
   const ask = element("button", { title: "Ctrl and Enter" }, "Ask both"), drawn = element("button", { type: "button" }, "Draw a prompt");
   const form = element("form", {}, element("label", { className: "wide" }, "Prompt", words), ask, ...(arena.prompts ? [drawn] : []));
@@ -41,10 +43,15 @@ export async function open(page) {
   }
 
   async function write(round, side, into, signal) {
-    for await (const event of events(`/ui/arena/rounds/${round}/${side}`, {}, signal)) {
-      into.append(event.text);
-      if (event.is_cut === false && !into.textContent) into.append(element("small", { className: "shape" }, "(nothing)"));
-      if (event.is_cut) into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
+    const shown = answer(into, { isPlain: () => false });
+    try {
+      for await (const event of events(`/ui/arena/rounds/${round}/${side}`, {}, signal)) {
+        shown.add(event.text);
+        if (event.is_cut === false && !shown.text) into.append(element("small", { className: "shape" }, "(nothing)"));
+        if (event.is_cut) into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
+      }
+    } finally {
+      shown.end();
     }
   }
 
@@ -142,4 +149,28 @@ export async function open(page) {
     }
   }
   await standings();
+}
+
+// What there is instead of an arena with fewer than two models: the models that the server can load, and the command for others.
+function invite(page, { command, loadable }) {
+  const list = element("ul", { className: "plain-list" }, ...loadable.map((name) => {
+    const button = element("button", { type: "button" }, `Load ${name}`);
+    button.addEventListener("click", async () => {
+      list.querySelectorAll("button").forEach((each) => { each.disabled = true; });
+      page.say(`${name} is being loaded …`);
+      try {
+        await post("arena/models", { name });
+        page.view.replaceChildren();
+        page.say("");
+        await open(page);
+      } catch (error) {
+        page.say(error.message, true);
+        list.querySelectorAll("button").forEach((each) => { each.disabled = false; });
+      }
+    });
+    return element("li", {}, button);
+  }));
+  page.view.append(...heading("A second model is needed", "Here two models answer the same prompt, and you vote without knowing which one wrote which answer."),
+    ...(loadable.length ? [element("h3", {}, "Models in your cache"), list] : []),
+    element("h3", {}, "Any other model"), element("p", {}, "End this server, and start it with two models, such as two of your runs:"), element("pre", {}, command));
 }

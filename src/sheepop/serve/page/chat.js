@@ -1,7 +1,9 @@
 // The chat: one model or two, all settings of the sampler, the probability of each token, and votes.
 
+import { answer } from "./answer.js";
 import { events, judge, post } from "./api.js";
-import { choice, element, heading, share, visible } from "./draw.js";
+import { choice, element, heading } from "./draw.js";
+import { load } from "./markdown.js";
 
 // Name in the API: label and default value ("" means the server's default).
 const SETTINGS = {
@@ -17,19 +19,22 @@ export async function open(page) {
     page.view.append(...heading("No model yet", "The run has no checkpoint so far. You can chat with its model after the first one."));
     return;
   }
+  await load();
   const model = choice("Model", names, page.chosen.model), beside = choice("Compare with", ["", ...names], page.chosen.beside);
   beside.select.options[0].textContent = "none";
   const knobs = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) =>
     [name, element("input", { type: "number", step: "any", value: page.chosen[name] ?? value })]));
   const stop = element("input", { value: page.chosen.stop ?? "", placeholder: "a text that ends the answer" });
   const system = element("textarea", { rows: 2, value: page.chosen.system ?? "", placeholder: "Instructions for the model" });
-  const sure = element("input", { type: "checkbox", checked: page.chosen.sure === "yes" });
+  const sure = element("input", { type: "checkbox", checked: page.chosen.sure === "yes" }), plain = element("input", { type: "checkbox", checked: page.chosen.plain === "yes" });
+  const tools = element("textarea", { rows: 2, value: page.chosen.tools ?? "", placeholder: "What the model may call: a JSON list of OpenAI's tools" });
   const records = page.models.some((each) => each.recorded), record = element("input", { type: "checkbox", checked: page.chosen.record !== "no" });
   page.controls.append(element("form", {}, model, beside, element("label", { className: "box" }, sure, "Probabilities"),
+    element("label", { className: "box" }, plain, "Plain text"),
     ...(records ? [element("label", { className: "box" }, record, "Record this conversation")] : [])),
     element("details", {}, element("summary", {}, "Settings"), element("div", { className: "knobs" },
       ...Object.entries(SETTINGS).map(([name, [label]]) => element("label", {}, label, knobs[name])), element("label", {}, "Stop", stop),
-      element("label", { className: "wide" }, "System", system))));
+      element("label", { className: "wide" }, "System", system), element("label", { className: "wide" }, "Tools", tools))));
 
   const log = element("div", { className: "log", role: "log", ariaLive: "polite" });
   const words = element("textarea", { id: "say", rows: 2, placeholder: "Say something", ariaLabel: "Message" });
@@ -37,6 +42,7 @@ export async function open(page) {
   const again = element("button", { type: "button" }, "Start over");
   const composer = element("form", { id: "composer" }, element("label", { className: "wide" }, "Message", words), send, again);
   page.view.append(log, composer);
+  const answers = new Set(), prints = new Map();
   let history = [], pending = null, stopping = null;
   page.until(() => stopping?.abort());
 
@@ -44,7 +50,8 @@ export async function open(page) {
 
   function remember() {
     const values = Object.fromEntries(Object.entries(knobs).map(([name, knob]) => [name, knob.value]));
-    page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, sure: sure.checked ? "yes" : "",
+    page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, tools: tools.value,
+      sure: sure.checked ? "yes" : "", plain: plain.checked ? "yes" : "",
       record: records && !record.checked ? "no" : "" });
     page.called("Chat");
     log.classList.toggle("sure", sure.checked);
@@ -59,6 +66,7 @@ export async function open(page) {
     // With the same seed, two copies of a model would give the same answer.
     if (settings.seed != null) settings.seed += place;
     if (stop.value) settings.stop = stop.value;
+    if (tools.value.trim() && chats()) settings.tools = listed(tools.value);
     const common = { model: name, stream: true, ...settings, ...(records && !record.checked ? { store: false } : {}) };
     const asked = begun ? { messages: [...prompt, { role: "assistant", content: begun }], continue_final_message: true, add_generation_prompt: false } : { messages: prompt };
     return chats() ? ["/v1/chat/completions", { ...common, ...asked, logprobs: true, top_logprobs: ALTERNATIVES }]
@@ -66,30 +74,33 @@ export async function open(page) {
   }
 
   async function write(name, prompt, place, into, begun, branch) {
-    let text = begun, before = begun, end = null, thought = null, id = null;
-    into.append(begun);
-    for await (const event of events(...request(name, prompt, place, begun), stopping.signal)) {
-      const found = event.choices[0];
-      id = event.id;
-      if (!found) continue;
-      const tokens = sureness(found.logprobs), reasoning = found.delta?.reasoning_content;
-      const piece = reasoning ?? (found.delta ? found.delta.content ?? "" : found.text);
-      if (reasoning && !thought) {
-        thought = element("details", { className: "shape" }, element("summary", {}, "Reasoning"));
-        into.append(thought);
+    const shown = answer(into, { begun, branch, isPlain: () => plain.checked, name: `Answer of ${name}` }), calls = [];
+    answers.add(shown);
+    let end = null, thought = null, id = null;
+    try {
+      for await (const event of events(...request(name, prompt, place, begun), stopping.signal)) {
+        const found = event.choices[0], print = event.system_fingerprint;
+        id = event.id;
+        if (prints.has(name) && prints.get(name) !== print) page.say(`${name} was loaded again meanwhile. This answer is by the model that is on the disk now.`);
+        prints.set(name, print);
+        if (!found) continue;
+        const reasoning = found.delta?.reasoning_content;
+        if (reasoning) {
+          thought ??= folded(into, "Reasoning");
+          thought.append(reasoning);
+        } else shown.add((found.delta ? found.delta.content : found.text) ?? "", sureness(found.logprobs));
+        for (const call of found.delta?.tool_calls ?? []) {
+          calls.push({ id: call.id, type: call.type, function: call.function });
+          folded(into, `Calls ${call.function.name}`).append(call.function.arguments);
+        }
+        end = found.finish_reason ?? end;
       }
-      if (!reasoning) text += piece;
-      const drawn = tokens.map((each) => {
-        const upTo = before;
-        if (!reasoning) before += each[0];
-        return token(each, reasoning ? null : (word) => branch(upTo + word));
-      });
-      (reasoning ? thought : into).append(...(drawn.length ? drawn : piece ? [piece] : []));
-      end = found.finish_reason ?? end;
+    } finally {
+      shown.end();
     }
     if (end === "length") into.append(element("small", { className: "shape" }, " (stopped at the length limit)"));
     if (records && record.checked) into.after(opinion(id));
-    return text;
+    return { text: shown.text, calls };
   }
 
   // Buttons that record whether an answer is good.
@@ -111,7 +122,7 @@ export async function open(page) {
 
   function settle(place) {
     if (!pending) return;
-    history = [...pending.prompt, { role: "assistant", content: pending.texts[place] }];
+    history = [...pending.prompt, { role: "assistant", content: pending.texts[place], ...(pending.calls[place]?.length ? { tool_calls: pending.calls[place] } : {}) }];
     pending.columns.forEach((column, each) => column.classList.toggle("left-out", each !== place));
     pending = null;
   }
@@ -158,23 +169,24 @@ export async function open(page) {
     };
     stopping = new AbortController();
     send.textContent = "Stop";
-    const texts = wanted.map(() => "");
-    const answer = async () => {
-      for (const body of bodies) body.replaceChildren();
-      const ends = await Promise.allSettled(wanted.map(async (name, place) => { texts[place] = await write(name, prompt, place, bodies[place], begun, branch); }));
+    const texts = wanted.map(() => ""), calls = [];
+    const ask = async () => {
+      const ends = await Promise.allSettled(wanted.map(async (name, place) => {
+        ({ text: texts[place], calls: calls[place] } = await write(name, prompt, place, bodies[place], begun, branch));
+      }));
       return ends.find((end) => end.status === "rejected")?.reason;
     };
     try {
-      let failed = await answer();
+      let failed = await ask();
       // As in the terminal, the oldest messages leave a context that is full.
       while (failed?.code === "context_length_exceeded" && shorter(prompt)) {
         prompt = shorter(prompt);
         leftOut += 2;
-        failed = await answer();
+        failed = await ask();
       }
       if (failed) throw failed;
       if (leftOut) page.say(`The model's context is full, so it no longer reads the first ${leftOut} messages.`);
-      pending = { prompt, texts, columns };
+      pending = { prompt, texts, columns, calls };
       if (texts.length > 1) turn.append(...vote(texts, wanted, prompt)); else settle(0);
     } catch (error) {
       // Stopped and failed answers are not part of the conversation.
@@ -192,8 +204,9 @@ export async function open(page) {
     if (!stopping) submit(words.value);
   });
   composer.addEventListener("submit", (event) => { event.preventDefault(); if (stopping) stopping.abort(); else submit(words.value); });
-  again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; log.replaceChildren(); });
-  for (const each of [model.select, beside.select, sure, record, stop, system, ...Object.values(knobs)]) each.addEventListener("change", remember);
+  again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; answers.clear(); log.replaceChildren(); });
+  plain.addEventListener("change", () => answers.forEach((each) => each.redraw()));
+  for (const each of [model.select, beside.select, sure, plain, record, stop, system, tools, ...Object.values(knobs)]) each.addEventListener("change", remember);
   remember();
   page.view.prepend(...heading("Chat with a model", "Point at a token of an answer to see its probability under the model and the "
     + "alternatives; a click on one continues the answer with it. With a second model beside the first, vote for the better answer: votes are saved as preferences."));
@@ -212,15 +225,17 @@ function sureness(found) {
   return found.tokens.map((text, place) => [text, found.token_logprobs[place], Object.entries(found.top_logprobs[place] ?? {})]);
 }
 
-// A token with its alternatives; a click on one of them calls `branch` with its text.
-function token([text, logprob, others], branch) {
-  const list = element("span", { className: "tip" }, ...others.map(([word, other]) => {
-    const made = element("button", { type: "button", className: word === text ? "same" : "", title: "Continue the answer from here with this token", disabled: !branch },
-      `${visible(word)}  ${share(Math.exp(other))}`);
-    made.addEventListener("click", () => branch(word));
-    return made;
-  }));
-  const made = element("span", { className: "tok", tabIndex: 0, role: "note", ariaLabel: `${text}, ${share(Math.exp(logprob))}` }, text, list);
-  made.style.setProperty("--sure", Math.exp(logprob).toFixed(3));
+function listed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`Tools: this is not JSON: ${error.message}.`);
+  }
+}
+
+// A folded part beside an answer; returns what its text goes into.
+function folded(into, title) {
+  const made = element("pre", {});
+  into.before(element("details", {}, element("summary", {}, title), made));
   return made;
 }
