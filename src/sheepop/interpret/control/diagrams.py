@@ -18,7 +18,6 @@ from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction, shortened
 from sheepop.interpret.control.finding import PromptFinding
 from sheepop.interpret.control.gains import Gain, gain_of, parts_of_block
-from sheepop.interpret.control.jacobian import Jacobian
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture
 from sheepop.model import ModelConfig
@@ -124,7 +123,7 @@ def block_diagrams(
     def measured(name: str, map_: Any) -> Gain:
         return gain_of(name, map_, _STEPS, probes, seed)
 
-    last = Jacobian(
+    last = point.derivative(
         lambda x_TD: point.read_in_nats(point.run(0, point.num_layers, x_TD[None])[-1][0, -1:]), point.states[0]
     )
     return BlockDiagrams(
@@ -137,7 +136,7 @@ def block_diagrams(
         tuple(measured("block", point.between(at, at + 1)) for at in range(point.num_layers)),
         parts_of_block(point, layer, _STEPS, probes, seed),
         measured("whole", point.between(0, point.num_layers)),
-        measured("output", Jacobian(point.read_in_nats, point.states[-1][-1:])),
+        measured("output", point.derivative(point.read_in_nats, point.states[-1][-1:])),
         measured("transfer", last),
         measured("open loop", open_loop),
         measured("closed loop", loop),
@@ -169,4 +168,4 @@ def _continued(point: OperatingPoint, count: int) -> OperatingPoint:
     for _ in range(count):
         logits = point.model(torch.tensor([ids], device=point.model.device), logits_to_keep=1)
         ids.append(int(logits[0, -1, : point.trace.tokenizer.vocab_size].argmax()))
-    return OperatingPoint.of(point.model, point.trace.tokenizer, ids, point.model.dtype)
+    return OperatingPoint.of(point.model, point.trace.tokenizer, ids, point.model.dtype, point.proceed)

@@ -17,7 +17,6 @@ from sheepop.interpret.control.drawing import heat_map, lines_by_layer
 from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import (
     Interval,
-    Jacobian,
     LinearMap,
     Spectrum,
     signs,
@@ -187,7 +186,7 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
     reached = _reached(point, probes, seed)
     blocks = tuple(_block(point, layer, reached[layer], steps, probes, seed) for layer in range(point.num_layers))
     whole = gain_of("whole", point.between(0, point.num_layers), steps, probes, seed)
-    head = Jacobian(point.read_in_nats, point.states[-1][-1:])
+    head = point.derivative(point.read_in_nats, point.states[-1][-1:])
     return Gains(
         point.notes,
         point.tokens,
@@ -231,7 +230,7 @@ def parts_of_block(point: OperatingPoint, layer: int, steps: int, probes: int, s
 
 def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
     """The typical gains from the embeddings to the stream behind each block."""
-    stacked = Jacobian(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
+    stacked = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
     size = point.states[0].numel()
     squares = torch.stack(
         [
