@@ -46,7 +46,7 @@ from sheepop.serve.stock import Stock
 # Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
 _OPEN_TRACES, _LAST_LINES = 64, 1024
-_PROMPT_TOKENS, _LOST = 20, 25
+_PROMPT_TOKENS, _LOST = 20, 12
 _PAGES = ("run", "corpus")
 
 
@@ -312,7 +312,7 @@ class WatchedRuns:
         return {**report, "inputs": corpus.manifest["inputs"], "vocabulary": corpus.manifest["tokenizer"]["vocab_size"]}
 
     def lost(self, name: str, start: int = 0, search: str = "") -> dict[str, Any]:
-        """What the corpus of a run left out and removed: 25 records from `start` on, among those with `search` in them.
+        """What the corpus of a run left out and removed: 12 records from `start` on, among those with `search` in them.
 
         `is_last` is true if no more follow.
         """

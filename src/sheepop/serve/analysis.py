@@ -91,7 +91,7 @@ class Analysis:
         task.add_done_callback(lambda _: found.put_nowait(None))
         try:
             while (result := await found.get()) is not None:
-                yield event(finite(result))
+                yield event({"result": finite(result)})  # a result may have a field named error
             if (words := task.result()) is not None:
                 yield event({"error": {"message": words}})
             yield DONE

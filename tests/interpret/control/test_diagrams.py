@@ -49,7 +49,7 @@ def test_the_closed_loop_is_that_of_dense_matrices(point: OperatingPoint) -> Non
 
 def test_the_reduction_has_the_gains_of_the_network(point: OperatingPoint) -> None:
     found = block_diagrams(point, layer=1, fed=2)
-    steps = found.steps()
+    steps = found.steps
     assert [box.name for box in steps["a"]] == ["embedding", "positions", "block 0", "block 1", "block 2", "output"]
     assert [len(steps[step]) for step in "abcd"] == [6, 5, 3, 1]
     full = matrix(last_stream(point.model, point.trace.token_ids), point.states[0])

@@ -43,6 +43,7 @@ class BlockDiagrams(PromptFinding):
     """
 
     verb: ClassVar[str] = "blocks"
+    derived: ClassVar[tuple[str, ...]] = ("steps",)
     positions: str
     adds_positions: bool
     layer: int
@@ -57,6 +58,7 @@ class BlockDiagrams(PromptFinding):
     fed: int
     written: str
 
+    @property
     def steps(self) -> dict[str, list[Box]]:
         """The boxes of the diagrams (a) to (d), from input to output."""
         embedding = Box("embedding", "E[t]")
@@ -75,9 +77,7 @@ class BlockDiagrams(PromptFinding):
 
     def table(self) -> list[str]:
         """The diagrams in one line each."""
-        lines = [
-            f"({step}) {' -> '.join(box.line for box in shortened(boxes))}" for step, boxes in self.steps().items()
-        ]
+        lines = [f"({step}) {' -> '.join(box.line for box in shortened(boxes))}" for step, boxes in self.steps.items()]
         loop = f"largest {self.closed_loop.largest:.3g}, typical {self.closed_loop.typical.value:.3g}"
         lines.append(f"(e) (I + G H)^-1 G [{loop}], H: choose a token, embed it, one position later")
         inside = ", ".join(_box(part.name, part).line for part in self.parts)
@@ -97,7 +97,7 @@ class BlockDiagrams(PromptFinding):
 
     def pictures(self) -> Iterator[Picture]:
         """The reduction in five steps, and the inside of one block."""
-        yield draw_reduction(self.steps(), _box("G", self.open_loop), self.closed_loop)
+        yield draw_reduction(self.steps, _box("G", self.open_loop), self.closed_loop)
         boxes = {part.name: _box(part.name, part) for part in self.parts}
         yield draw_block(self.layer, self.layout, boxes)
 

@@ -1,0 +1,307 @@
+// The analysis room: a model at a prompt, and the training of a run, as control systems. Its numbers are those of `lm.analyze` and of a run's metrics.
+
+import { events, get } from "./api.js";
+import { bars, chart, choice, compact, element, explain, hueOf, map, picture, shade, share, table, visible } from "./draw.js";
+import { column, TOPICS } from "./explain.js";
+
+Object.assign(TOPICS, {
+  gains: ["Gain", "A small change of the stream leaves a block longer or shorter. The largest gain belongs to one direction, the typical gain to a random one.",
+    "A block with a very large gain turns small errors into large ones, in a pass and in training.", "[residual|h]ₗ₊₁ ≈ J · [residual|h]ₗ,  largest = σ₁(J),  typical = |J| / √N"],
+  influence: ["Influence", "How far a token reaches the last state of another one, through all that the network does. Beside it are two readings of the attention weights alone.",
+    "Attention weights are often read as influence. Where the three pictures disagree, they are not.", "[residual|I]ᵢⱼ = |∂hᵢ / ∂hⱼ| / √D"],
+  loop: ["The loop of writing", "Each written token is read again, so writing is a loop. One token of the prompt is replaced by another, and both texts are drawn with the same random numbers.",
+    "If the divergence fades, the text forgets the change. If each repeat of a phrase makes the next one likelier, the text is caught in it.", "KL(p ‖ q),  P(equal) = ∏ P(both draw t | t),  gain = odds of a repeat / odds before"],
+  blocks: ["Block diagram", "The network as boxes with their gains. Each step joins some of them, until one map is left, and then the loop of writing.",
+    "Inside a pass no arrow leads back. The only loop is the token that is written and read again.", "y = (I + G H)⁻¹ G r"],
+  compare: ["What changed", "Both models read the same prompt and are asked with the same random directions, so that a difference comes from their weights.",
+    "Tuning or quantisation may change few gains much, or many a little.", "gain of the first model : gain of the second"],
+  training: ["Stability of training", "The sharpest direction of the loss, as a share of what steps of this size bear. Above 1 a step overshoots, and the distance to the minimum grows.",
+    "It shows that a rate is too high before the loss does.", "share = λ₁(D^½ H D^½) / limit"],
+});
+const MODEL_VIEWS = {
+  gains: ["Gains", gains], influence: ["Influence", influence], loop: ["Loop of writing", loop], blocks: ["Block diagram", blocks], compare: ["Compare", compare],
+};
+const VIEWS = { ...MODEL_VIEWS, training: ["Training", training] };
+const USUAL = "The sheep jumped over the";
+const brief = (x) => (x == null ? "–" : x.toPrecision(3)), words = (found) => [...found.sentences, ...found.notes].map((each) => element("p", {}, ...explain(each)));
+
+export async function open(page) {
+  const names = page.models.map((each) => each.name), given = page.chosen, whole = (value) => (/^\d+$/.test(value ?? "") ? Number(value) : null);
+  let chosen = { view: given.view in VIEWS ? given.view : names.length ? "gains" : "training", what: given.what === "typical" ? "typical" : "largest",
+    token: whole(given.token), layer: whole(given.layer) ?? 0, step: "abcde".includes(given.step ?? " ") ? given.step : "a" };
+  const run = page.runs.includes(given.run ?? given.model) ? given.run ?? given.model : page.runs[0];
+  const suggested = page.runs.includes(names[0]) && given.prompt == null ? await get(`runs/${encodeURIComponent(names[0])}/prompt`).catch(() => USUAL) : USUAL;
+  const model = choice("Model", names, given.model), beside = choice("Compare with", names, given.beside ?? names[1]), runs = choice("Run", page.runs, run);
+  const prompt = element("textarea", { rows: 1, autocomplete: "off", spellcheck: false, value: given.prompt ?? suggested });
+  const temperature = element("input", { type: "number", min: 0, max: 10, step: "any", value: given.temperature ?? 0.8 });
+  const stop = element("button", { type: "button", hidden: true }, "Stop"), kept = new Map();
+  const [besideLabel, promptLabel, warmth] = [beside, element("label", { className: "wide" }, "Prompt", prompt), element("label", {}, "Temperature", temperature)];
+  const form = element("form", {}, model, besideLabel, promptLabel, warmth, runs, element("button", {}, "Analyse"), stop);
+  let asking = new AbortController();
+  page.controls.append(form);
+  page.stages.hidden = false;
+  page.until(() => asking.abort());
+  stop.addEventListener("click", () => asking.abort());
+
+  // The result of an analysis, kept for the next look; `onRow` gets every event as it arrives.
+  async function ask(body, onRow = () => {}) {
+    const asked = { model: model.select.value, prompt: prompt.value, ...body }, name = JSON.stringify(asked), rows = kept.get(name) ?? [];
+    if (kept.has(name)) rows.forEach(onRow);
+    else {
+      for await (const { result } of events("/ui/analyses", asked, asking.signal)) {
+        rows.push(result);
+        onRow(result);
+      }
+      kept.set(name, rows);
+    }
+    return rows.at(-1);
+  }
+
+  const change = (settings) => { chosen = { ...chosen, ...settings }; return show(); };
+  const remember = (settings = {}) => {
+    chosen = { ...chosen, ...settings };
+    const isRun = chosen.view === "training";
+    page.remember({ view: chosen.view, ...(isRun ? { run: runs.select.value } : { model: model.select.value, prompt: prompt.value, token: chosen.token, what: chosen.what, layer: chosen.layer || null }),
+      beside: chosen.view === "compare" ? beside.select.value : null, step: chosen.view === "blocks" ? chosen.step : null, temperature: chosen.view === "loop" ? temperature.value : null });
+  };
+
+  async function show() {
+    asking.abort();
+    const mine = asking = new AbortController(), isRun = chosen.view === "training";
+    for (const [part, isNeeded] of [[model, !isRun], [promptLabel, !isRun], [besideLabel, chosen.view === "compare"], [warmth, chosen.view === "loop"], [runs, isRun]]) part.hidden = !isNeeded;
+    page.stages.replaceChildren(...Object.entries(VIEWS).map(([name, [label]]) => {
+      const tab = element("button", { type: "button", role: "tab", ariaSelected: String(name === chosen.view), tabIndex: name === chosen.view ? 0 : -1 }, label);
+      tab.addEventListener("click", () => change({ view: name }));
+      return tab;
+    }));
+    page.called(`${VIEWS[chosen.view][0]} of ${isRun ? runs.select.value : model.select.value}`);
+    remember();
+    const side = column(chosen.view, null, () => {}), left = element("div", { className: "picture-side" });
+    side.querySelector(".steps").remove();
+    page.view.replaceChildren(element("div", { className: "journey" }, left, side));
+    page.say("Measuring …");
+    stop.hidden = false;
+    try {
+      if (isRun ? !page.runs.length : !names.length) throw new Error(isRun ? "No run here. Start the page with one: sheepop ui runs/quickstart" : "There is no model yet: the run has no checkpoint so far.");
+      const body = { model: model.select.value, temperature: Number(temperature.value), other: beside.select.value, run: runs.select.value };
+      const parts = await VIEWS[chosen.view][1]({ ...body, chosen, ask, change, remember, left, say: page.say });
+      if (mine !== asking) return;
+      left.replaceChildren(...parts);
+      page.say(`${isRun ? runs.select.value : model.select.value}: measured.`);
+    } catch (error) {
+      if (mine === asking) page.say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
+    }
+    if (mine === asking) stop.hidden = true;
+    document.body.dataset.ready = chosen.view;
+  }
+
+  form.addEventListener("submit", (event) => { event.preventDefault(); show(); });
+  prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); show(); } });
+  for (const each of [model, beside, runs]) each.select.addEventListener("change", () => change({ token: null, layer: 0 }));
+  page.stages.onkeydown = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], all = Object.keys(VIEWS);
+    if (step) change({ view: all[(all.indexOf(chosen.view) + step + all.length) % all.length] });
+    if (step) page.stages.querySelector("[aria-selected=true]").focus();
+  };
+  await show();
+}
+
+// A table of gains whose cells are coloured by their logarithm: violet above 1, grey below.
+function heat(head, rows) {
+  const hue = hueOf("residual"), most = Math.max(...rows.flat().filter((each) => each > 0).map((each) => Math.abs(Math.log(each))), 1e-9);
+  const made = table(head, rows.map((row) => row.map((value, place) => (place && value != null ? brief(value) : value ?? "–"))), "heat");
+  made.querySelectorAll("tbody tr").forEach((tr, at) => [...tr.children].slice(1).forEach((td, place) => {
+    const value = rows[at][place + 1];
+    if (value > 0) td.style.background = shade(0.5 * Math.log(value) / most, hue);
+  }));
+  return made;
+}
+
+// A map whose rows are as high as a line of text; `onCell` tells of the cell under the pointer.
+function lines(values, rowNames, columnNames, scale, onCell) {
+  const made = map(Float32Array.from(values.flat()), rowNames.length, columnNames.length, rowNames, columnNames, scale, onCell);
+  made.querySelector("canvas").style.height = `${Math.max(7, 1.3 * rowNames.length)}rem`;
+  return made;
+}
+
+const title = (text, ...more) => [element("h2", {}, text), ...more];
+const told = () => element("p", { className: "shape", ariaLive: "polite" }, "\u00a0");
+
+async function gains({ chosen, ask, change }) {
+  const found = await ask({ analysis: "gains" }), of = (gain) => (gain == null ? null : chosen.what === "largest" ? gain.spectrum.largest[0].value : gain.typical.value);
+  const what = choice("Show", ["largest", "typical"], chosen.what, (name) => `the ${name} gain`), read = told();
+  what.select.addEventListener("change", () => change({ what: what.select.value }));
+  const parts = [...new Set(found.blocks.flatMap((block) => block.parts.map((part) => part.name)))];
+  const rows = found.blocks.map((block, layer) => [`Block ${layer}`, of(block.block), ...parts.map((name) => of(block.parts.find((part) => part.name === name)))]);
+  const nats = lines(found.nats, found.nats.map((_, layer) => (layer < found.blocks.length ? `before ${layer}` : "after the last")), found.tokens, { hue: "gold" }, (row, token) => {
+    read.textContent = `A change at ${visible(found.tokens[token])} ${row < found.blocks.length ? `before block ${row}` : "after the last block"}: ${brief(found.nats[row][token])} root nats`;
+  });
+  return [...words(found), ...title("Gains by layer", element("div", { className: "knobs" }, what), heat(["", "whole block", ...parts], rows)),
+    ...title("Blocks beside each other", element("p", {}, "Blue is the largest gain, orange the typical one. The length of a bar is the logarithm of 1 + the gain."),
+      bars(found.blocks.map(({ block }, layer) => ({ word: `Block ${layer}`, values: [block.spectrum.largest[0].value, block.typical.value].map(Math.log1p),
+        text: `${brief(block.spectrum.largest[0].value)}, ${brief(block.typical.value)}` })))),
+    ...title("What a change does to the next token", element("p", {}, "A change of length e at a token, before a block, moves the prediction by g²e²/2 nats; the picture shows g."), nats, read)];
+}
+
+async function influence({ chosen, ask, remember }) {
+  const found = await ask({ analysis: "influence" }), { tokens } = found, read = told(), row = element("div", { className: "three" });
+  const shares = { Influence: [found.influence.map((each) => each.map((value) => value / each.reduce((sum, one) => sum + one, 0))), "residual"],
+    "Attention rollout": [found.rollout, "key"], "Attention weights": [found.attention, "query"] };
+  const pick = (to) => {
+    const last = Math.min(to ?? Infinity, tokens.length - 1), all = Object.values(shares).map(([values]) => values[last]);
+    row.replaceChildren(...title(`What reaches ${visible(tokens[last])}`), bars(tokens.slice(0, last + 1).map((token, at) => ({ word: visible(token), values: all.map((values) => values[at]),
+      text: `${all.map((values) => share(values[at])).join(", ")}; error of the first ${share(found.error[last][at])}` }))));
+  };
+  const maps = Object.entries(shares).map(([name, [values, hue]]) => {
+    const made = lines(values, tokens, tokens, { hue, byRow: true }, (to, from) => {
+      pick(to);
+      read.textContent = `${visible(tokens[from])} reaches ${visible(tokens[to])}: ${Object.entries(shares).map(([each, [one]]) => `${each.toLowerCase()} ${share(one[to][from])}`).join(", ")}`;
+      made.dataset.row = to;
+    });
+    made.addEventListener("click", () => remember({ token: Number(made.dataset.row) }));
+    return element("div", {}, element("h2", { className: `is-${hue}` }, name), made);
+  });
+  pick(chosen.token);
+  return [...words(found), element("p", {}, "A row is the token that is reached, a column the one that reaches it. Point at a row to see it below; a click keeps it in the address."), element("div", { className: "beside thirds" }, ...maps), read, row];
+}
+
+async function loop({ ask, left, temperature, say }) {
+  const rows = [], text = element("pre", { ariaLabel: "The written text" }), charts = element("div", { className: "charts" }), more = element("section", {});
+  const line = (name, key, colour) => ({ name, colour, points: rows.map((row, at) => [at + 1, row[key]]) });
+  const draw = () => charts.replaceChildren(chart("Still equal after a change of the prompt", [line("probability", "equal", 0)], "tokens"),
+    chart("Divergence after the change, nats", [line("divergence", "divergence", 1)], "tokens"), chart("Entropy of the next token, nats", [line("entropy", "entropy", 2)], "tokens"),
+    chart(`Probability of one more repeat of ${JSON.stringify(rows.at(-1)?.phrase ?? "")}`, [line("probability", "again", 3)], "tokens"), chart("Gain of a repeat", [line("gain", "gain", 4)], "tokens"));
+  const whole = element("button", { type: "button", className: "apart" }, "Measure the whole loop");
+  whole.addEventListener("click", async () => {
+    whole.disabled = true;
+    say("Measuring the whole loop, which takes longer …");
+    try {
+      const found = await ask({ analysis: "decode", temperature });
+      more.replaceChildren(...words(found), table(["Temperature", "Penalty", "Next repeat", "Gain of a repeat"], found.chances.map((each) => [each.temperature, each.repetition_penalty, each.by_repeats.at(-1), each.gain])),
+        table(["Temperature", "Entropy, nats", "Slope"], found.entropies.map((each) => [each.temperature, each.entropy, each.slope])),
+        element("div", { className: "charts" }, chart("Still equal, the mean over texts", [{ name: "probability", colour: 0, points: found.survival.equal.map((value, at) => [at + 1, value]) }], "tokens")));
+      say("Measured.");
+    } catch (error) {
+      if (error.name !== "AbortError") say(error.message, true);
+      whole.disabled = false;
+    }
+  });
+  const parts = [...title("While it writes"), text, charts, whole, more];
+  left.replaceChildren(...parts);
+  await ask({ analysis: "writing", temperature }, (row) => {
+    rows.push(row);
+    text.append(row.text);
+    draw();
+  });
+  return parts;
+}
+
+const WIDE = 250, HIGH = 44, GAP = 24, MOST_BOXES = 14;
+
+function boxed(svg, { name, text }, x, y) {
+  svg.draw("rect", { x: x - WIDE / 2, y, width: WIDE, height: HIGH, rx: 7, class: "box" });
+  svg.draw("text", { x, y: y + (text ? 18 : 27), "text-anchor": "middle", class: "strong" }, name);
+  if (text) svg.draw("text", { x, y: y + 34, "text-anchor": "middle", class: "small" }, text);
+}
+
+function arrow(svg, points, kind = "") {
+  const [[x0, y0], [x1, y1]] = points.slice(-2), [dx, dy] = [Math.sign(x1 - x0), Math.sign(y1 - y0)];
+  svg.draw("polyline", { points: points.map((each) => each.join(",")).join(" "), class: `wire ${kind}` });
+  svg.draw("path", { d: `M${x1},${y1} l${-7 * dx - 4 * dy},${-7 * dy - 4 * dx} l${8 * dy},${8 * dx} z`, class: `tip-of ${kind}` });
+}
+
+function chain(boxes, label) {
+  const shown = boxes.length <= MOST_BOXES ? boxes : [...boxes.slice(0, 6), { name: `${boxes.length - 12} more blocks`, text: "" }, ...boxes.slice(-6)];
+  const svg = picture(WIDE + 20, shown.length * (HIGH + GAP) + 2 * GAP + 12), x = WIDE / 2 + 10;
+  svg.setAttribute("aria-label", label);
+  svg.draw("text", { x, y: 12, "text-anchor": "middle" }, "tokens");
+  shown.forEach((box, at) => {
+    const y = 18 + GAP + at * (HIGH + GAP);
+    arrow(svg, [[x, y - GAP], [x, y]]);
+    boxed(svg, box, x, y);
+  });
+  const end = 18 + GAP + shown.length * (HIGH + GAP) - GAP;
+  arrow(svg, [[x, end], [x, end + GAP - 6]]);
+  svg.draw("text", { x, y: end + GAP + 8, "text-anchor": "middle" }, "prediction");
+  return svg;
+}
+
+function closed(found) {
+  const svg = picture(420, 250), x = 145, { open_loop: open, closed_loop: whole } = found, text = (gain) => `largest ${brief(gain.spectrum.largest[0].value)}, typical ${brief(gain.typical.value)}`;
+  svg.setAttribute("aria-label", `The loop of writing: G has the gains ${text(open)}, the closed loop ${text(whole)}`);
+  svg.draw("text", { x, y: 14, "text-anchor": "middle" }, "r: vectors of the prompt");
+  arrow(svg, [[x, 20], [x, 46]]);
+  svg.draw("circle", { cx: x, cy: 58, r: 12, class: "box" });
+  svg.draw("text", { x, y: 63, "text-anchor": "middle" }, "+");
+  arrow(svg, [[x, 70], [x, 94]]);
+  boxed(svg, { name: "G", text: text(open) }, x, 94);
+  arrow(svg, [[x, 138], [x, 186]]);
+  svg.draw("text", { x, y: 202, "text-anchor": "middle" }, "y: expected next vectors");
+  svg.draw("text", { x, y: 226, "text-anchor": "middle", class: "strong" }, "y = (I + G H)⁻¹ G r");
+  svg.draw("text", { x, y: 243, "text-anchor": "middle", class: "small" }, text(whole));
+  arrow(svg, [[x, 162], [350, 162], [350, 138]], "back");
+  svg.draw("rect", { x: 290, y: 94, width: 120, height: HIGH, rx: 7, class: "box back" });
+  svg.draw("text", { x: 350, y: 112, "text-anchor": "middle", class: "strong" }, "H");
+  svg.draw("text", { x: 350, y: 128, "text-anchor": "middle", class: "small" }, "choose, embed, +1");
+  arrow(svg, [[350, 94], [350, 58], [x + 12, 58]], "back");
+  return svg;
+}
+
+const STEPS = { a: "as it is", b: "the input joined", c: "the blocks joined", d: "one map", e: "the loop of writing" };
+
+async function blocks({ chosen, ask, change }) {
+  const found = await ask({ analysis: "blocks", layer: chosen.layer }), layers = found.blocks.map((_, layer) => layer);
+  const steps = Object.entries(STEPS).map(([step, name]) => {
+    const button = element("button", { type: "button", ariaPressed: String(step === chosen.step) }, `(${step}) ${name}`);
+    button.addEventListener("click", () => change({ step }));
+    return button;
+  });
+  const layer = choice("Inside block", layers, chosen.layer);
+  layer.select.addEventListener("change", () => change({ layer: Number(layer.select.value) }));
+  const drawn = chosen.step === "e" ? closed(found) : chain(found.steps[chosen.step], `Step (${chosen.step}): ${found.steps[chosen.step].map((box) => `${box.name} ${box.text}`).join(", then ")}`);
+  const inside = table(["Part", "Largest gain", "Typical gain"], found.parts.map((part) => [part.name, brief(part.spectrum.largest[0].value), brief(part.typical.value)]));
+  return [...words(found), element("div", { className: "steps" }, ...steps), element("figure", { className: "diagram" }, drawn),
+    ...title(`The parts of block ${found.layer}`, element("div", { className: "knobs" }, layer), element("p", {}, `${found.layout}; positions: ${found.positions}. Each branch leaves the stream, and its result is added to it.`), inside)];
+}
+
+async function compare({ ask, other, model }) {
+  const found = await ask({ analysis: "compare", other }), names = [...found.first.keys()].map((at) => (at < found.first.length - 1 ? `Block ${at}` : "All blocks"));
+  const pair = (of) => [found.first, found.second].map((gains) => gains.map(of)), largest = pair((gain) => gain.spectrum.largest[0].value), typical = pair((gain) => gain.typical.value);
+  const drawn = ([first, second]) => bars(names.map((word, at) => ({ word, values: [first[at], second[at]].map(Math.log1p), text: `${brief(first[at])}, then ${brief(second[at])}` })));
+  const rows = found.tokens.map((token, at) => {
+    const [one, two] = found.influence.map((each) => each[at]), margin = found.influence.reduce((sum, each, which) => sum + each[at] * found.error[which][at], 0);
+    return [visible(token), `${brief(one)} ± ${share(found.error[0][at])}`, `${brief(two)} ± ${share(found.error[1][at])}`, Math.abs(one - two) > margin ? "yes" : "no"];
+  });
+  return [element("p", {}, element("b", { className: "is-query" }, model), " beside ", element("b", { className: "is-key" }, other)), ...words(found), ...title("Largest gain", drawn(largest)), ...title("Typical gain", drawn(typical)),
+    ...title("Influence on the last state", table(["Token", "First", "Second", "Beyond the error"], rows))];
+}
+
+function dial(value, label) {
+  const svg = picture(340, 190), most = 1.5, [x, y, r] = [170, 150, 118], at = (part, radius = r) => [x - radius * Math.cos(Math.PI * part), y - radius * Math.sin(Math.PI * part)].map((each) => each.toFixed(1)).join(",");
+  for (const [from, to, kind] of [[0, 0.9, "calm"], [0.9, 1, "near"], [1, most, "past"]]) svg.draw("path", { d: `M${at(from / most)} A${r},${r} 0 0 1 ${at(to / most)}`, class: `arc ${kind}` });
+  for (const mark of [0, 0.5, 1, most]) svg.draw("text", { x: at(mark / most, r + 24).split(",")[0], y: at(mark / most, r + 24).split(",")[1], "text-anchor": "middle" }, mark === most ? "1.5+" : mark);
+  svg.draw("path", { d: `M${x},${y} L${at(Math.min(value, most) / most, r - 18)}`, class: "needle" });
+  svg.draw("text", { x, y: y + 30, "text-anchor": "middle", class: "strong" }, label);
+  svg.setAttribute("aria-label", label);
+  return element("figure", { className: "diagram" }, svg);
+}
+
+async function training({ run }) {
+  const found = await get(`runs/${encodeURIComponent(run)}/advice`), rows = found.measured, sharp = rows.filter((row) => row.sharpness_share != null), dialed = element("section", {});
+  // At its beginning and its end a rate is low, so the dial first shows the last measurement at a high one.
+  const highest = Math.max(...sharp.map((row) => row.learning_rate)), from = sharp.findLastIndex((row) => row.learning_rate >= highest / 2);
+  const at = element("input", { type: "range", min: 0, max: sharp.length - 1, value: from, ariaLabel: "Measurement" });
+  const turn = () => {
+    const row = sharp[Number(at.value)];
+    dialed.replaceChildren(dial(row.sharpness_share, `${row.sharpness_share.toFixed(2)} of the limit at step ${row.step}`), element("p", {}, `The sharpness is ${brief(row.sharpness)}, and steps at the rate ${compact(row.learning_rate)} bear ${brief(row.sharpness_limit)}. ${share(row.sharpest_share)} of the sharpest direction lie in ${row.sharpest}.`
+      + (row.update_ratio == null ? "" : ` The fastest matrix, ${row.update_ratio_at}, moves by ${brief(100 * row.update_ratio)} % of its length in a step, the median matrix by ${brief(100 * row.update_ratio_median)} %.`)));
+  };
+  at.addEventListener("input", turn);
+  if (sharp.length) turn();
+  const line = (key, colour = 0) => [{ name: key.replaceAll("_", " "), colour, points: rows.filter((row) => row[key] != null).map((row) => [row.step, row[key]]) }];
+  const scale = rows.filter((row) => row.gradient_signal > 0).map((row) => [row.step, row.gradient_noise / row.gradient_signal]);
+  return [...title("Advice"), ...(found.advice.length ? found.advice.map((each) => element("article", {}, element("h3", {}, `${each.cause}, since step ${each.step}`), element("p", {}, ...explain(each.words)))) : found.sentences.map((each) => element("p", {}, each))),
+    ...(sharp.length ? title("The stability dial", element("div", { className: "knobs" }, element("label", {}, "Measurement", at)), dialed) : []),
+    element("div", { className: "charts" }, chart("Share of the limit of sharpness", line("sharpness_share"), "steps"), chart("Noise scale, rows", [{ name: "rows", colour: 1, points: scale }], "steps"),
+      chart("Fastest update, share of the matrix", line("update_ratio", 2), "steps"), chart("Largest score of attention", line("attention_logit", 3), "steps"))];
+}
