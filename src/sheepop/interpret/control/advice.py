@@ -22,6 +22,8 @@ _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Mo
 _TIMES_TOO_SMALL = 2.0
 _FEWEST_BATCHES = 4  # for an interval of the noise scale
 _MANY_UNITS = 0.5
+# How many times the median of the other blocks a matrix is too long, or moves too far.
+_UNLIKE = {"update_beside_others": 8.0, "size_beside_others": 2.0}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,14 @@ class Advice:
 def advice_of(rows: Sequence[Row]) -> list[Advice]:
     """What to change about a run with these rows of metrics; empty if nothing is wrong."""
     measured = [row for row in rows if row.get("split") == "analysis"]
-    found = (_rate(measured), _batch(measured), _scores(measured), _heads(measured), _units(measured))
+    found = (
+        _rate(measured),
+        _unlike(measured),
+        _batch(measured),
+        _scores(measured),
+        _heads(measured),
+        _units(measured),
+    )
     return [advice for advice in found if advice is not None]
 
 
@@ -83,6 +92,29 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
         entry = f"training.layers=[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}]"
         return Advice(LAYER, first["step"], f"{found}: lower its rate by {entry}, or {slower}.", changes)
     return Advice(RATE, first["step"], f"{found}: lengthen the warm-up, or {slower}.", changes)
+
+
+def _unlike(rows: Sequence[Row]) -> Advice | None:
+    """A matrix that is unlike the same matrix of the other blocks, always the same one."""
+    for key, least in _UNLIKE.items():
+        for _, same in groupby(rows, lambda row, at=f"{key}_at": row.get(at)):  # type: ignore[misc]
+            streak = _streak(list(same), key, least)
+            if not streak:
+                continue
+            first, name, when = streak[0], streak[0][f"{key}_at"], _when(streak, rows)
+            if key == "update_beside_others":
+                words = (
+                    f"A step moves {name} {first[key]:.1f} times as far as the same matrix of the other blocks {when}: "
+                    "its own rate, in training.layers, is too high. Lower it."
+                )
+            else:
+                words = (
+                    f"{name} is {first[key]:.1f} times as long as the same matrix of the other blocks {when}, so that "
+                    "its block enlarges changes more than the others do: look at `sheepop analyze gains`, and scale "
+                    f"the matrix back, or lower its rate by training.layers=[{{pattern: {name}, learning_rate: 0.3}}]."
+                )
+            return Advice(LAYER, first["step"], words, {})
+    return None
 
 
 def _batch(rows: Sequence[Row]) -> Advice | None:
