@@ -11,6 +11,8 @@ Object.assign(TOPICS, {
     "Attention weights are often read as influence. Where the three pictures disagree, they are not.", "[residual|I]ᵢⱼ = |∂hᵢ / ∂hⱼ| / √D"],
   loop: ["The loop of writing", "Each written token is read again, so writing is a loop. One token of the prompt is replaced by another, and both texts are drawn with the same random numbers.",
     "If the divergence fades, the text forgets the change. If each repeat of a phrase makes the next one likelier, the text is caught in it.", "KL(p ‖ q),  P(equal) = ∏ P(both draw t | t),  gain = odds of a repeat / odds before"],
+  decode: ["The whole loop", "The loop is measured over many texts, with other settings of the sampler, and with means of tokens instead of one.",
+    "It says how fast a change fades, and which temperature or penalty ends a repetition.", "λ = mean of log |δₜ₊₁| / |δₜ|,  dH/dT = Var(z) / T³"],
   blocks: ["Block diagram", "The network as boxes with their gains. Each step joins some of them, until one map is left, and then the loop of writing.",
     "Inside a pass no arrow leads back. The only loop is the token that is written and read again.", "y = (I + G H)⁻¹ G r"],
   compare: ["What changed", "Both models read the same prompt and are asked with the same random directions, so that a difference comes from their weights.",
@@ -18,11 +20,12 @@ Object.assign(TOPICS, {
   training: ["Stability of training", "The sharpest direction of the loss, as a share of what steps of this size bear. Above 1 a step overshoots, and the distance to the minimum grows.",
     "It shows that a rate is too high before the loss does.", "share = λ₁(D^½ H D^½) / limit"],
 });
-const MODEL_VIEWS = {
-  gains: ["Gains", gains], influence: ["Influence", influence], loop: ["Loop of writing", loop], blocks: ["Block diagram", blocks], compare: ["Compare", compare],
+const VIEWS = {
+  gains: ["Gains", gains], influence: ["Influence", influence], loop: ["Loop of writing", loop], decode: ["The whole loop", decode], blocks: ["Block diagram", blocks],
+  compare: ["Compare", compare], training: ["Training", training],
 };
-const VIEWS = { ...MODEL_VIEWS, training: ["Training", training] };
 const USUAL = "The sheep jumped over the";
+const STEPS = { a: "as it is", b: "the input joined", c: "the blocks joined", d: "one map", e: "the loop of writing" };
 const brief = (x) => (x == null ? "–" : x.toPrecision(3)), words = (found) => [...found.sentences, ...found.notes].map((each) => element("p", {}, ...explain(each)));
 
 export async function open(page) {
@@ -39,7 +42,6 @@ export async function open(page) {
   const form = element("form", {}, model, besideLabel, promptLabel, warmth, runs, element("button", {}, "Analyse"), stop);
   let asking = new AbortController();
   page.controls.append(form);
-  page.stages.hidden = false;
   page.until(() => asking.abort());
   stop.addEventListener("click", () => asking.abort());
 
@@ -60,25 +62,18 @@ export async function open(page) {
   const change = (settings) => { chosen = { ...chosen, ...settings }; return show(); };
   const remember = (settings = {}) => {
     chosen = { ...chosen, ...settings };
-    const isRun = chosen.view === "training";
-    page.remember({ view: chosen.view, ...(isRun ? { run: runs.select.value } : { model: model.select.value, prompt: prompt.value, token: chosen.token, what: chosen.what, layer: chosen.layer || null }),
-      beside: chosen.view === "compare" ? beside.select.value : null, step: chosen.view === "blocks" ? chosen.step : null, temperature: chosen.view === "loop" ? temperature.value : null });
+    page.remember({ ...chosen, model: model.select.value, prompt: prompt.value, beside: beside.select.value, temperature: temperature.value, run: runs.select.value });
   };
 
   async function show() {
     asking.abort();
     const mine = asking = new AbortController(), isRun = chosen.view === "training";
-    for (const [part, isNeeded] of [[model, !isRun], [promptLabel, !isRun], [besideLabel, chosen.view === "compare"], [warmth, chosen.view === "loop"], [runs, isRun]]) part.hidden = !isNeeded;
-    page.stages.replaceChildren(...Object.entries(VIEWS).map(([name, [label]]) => {
-      const tab = element("button", { type: "button", role: "tab", ariaSelected: String(name === chosen.view), tabIndex: name === chosen.view ? 0 : -1 }, label);
-      tab.addEventListener("click", () => change({ view: name }));
-      return tab;
-    }));
+    for (const [part, isNeeded] of [[model, !isRun], [promptLabel, !isRun], [besideLabel, chosen.view === "compare"], [warmth, ["loop", "decode"].includes(chosen.view)], [runs, isRun]]) part.hidden = !isNeeded;
     page.called(`${VIEWS[chosen.view][0]} of ${isRun ? runs.select.value : model.select.value}`);
     remember();
     const side = column(chosen.view, null, () => {}), left = element("div", { className: "picture-side" });
     side.querySelector(".steps").remove();
-    page.view.replaceChildren(element("div", { className: "journey" }, left, side));
+    page.view.replaceChildren(switches(Object.entries(VIEWS).map(([name, [label]]) => [name, label]), chosen.view, (view) => change({ view })), element("div", { className: "journey" }, left, side));
     page.say("Measuring …");
     stop.hidden = false;
     try {
@@ -98,12 +93,16 @@ export async function open(page) {
   form.addEventListener("submit", (event) => { event.preventDefault(); show(); });
   prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); show(); } });
   for (const each of [model, beside, runs]) each.select.addEventListener("change", () => change({ token: null, layer: 0 }));
-  page.stages.onkeydown = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], all = Object.keys(VIEWS);
-    if (step) change({ view: all[(all.indexOf(chosen.view) + step + all.length) % all.length] });
-    if (step) page.stages.querySelector("[aria-selected=true]").focus();
-  };
   await show();
+}
+
+// Buttons for [name, label], of which one is chosen.
+function switches(names, chosen, pick) {
+  return element("div", { className: "steps" }, ...names.map(([name, label]) => {
+    const button = element("button", { type: "button", ariaPressed: String(name === chosen) }, label);
+    button.addEventListener("click", () => pick(name));
+    return button;
+  }));
 }
 
 // A table of gains whose cells are coloured by their logarithm: violet above 1, grey below.
@@ -165,102 +164,70 @@ async function influence({ chosen, ask, remember }) {
   return [...words(found), element("p", {}, "A row is the token that is reached, a column the one that reaches it. Point at a row to see it below; a click keeps it in the address."), element("div", { className: "beside thirds" }, ...maps), read, row];
 }
 
-async function loop({ ask, left, temperature, say }) {
-  const rows = [], text = element("pre", { ariaLabel: "The written text" }), charts = element("div", { className: "charts" }), more = element("section", {});
-  const line = (name, key, colour) => ({ name, colour, points: rows.map((row, at) => [at + 1, row[key]]) });
-  const draw = () => charts.replaceChildren(chart("Still equal after a change of the prompt", [line("probability", "equal", 0)], "tokens"),
-    chart("Divergence after the change, nats", [line("divergence", "divergence", 1)], "tokens"), chart("Entropy of the next token, nats", [line("entropy", "entropy", 2)], "tokens"),
-    chart(`Probability of one more repeat of ${JSON.stringify(rows.at(-1)?.phrase ?? "")}`, [line("probability", "again", 3)], "tokens"), chart("Gain of a repeat", [line("gain", "gain", 4)], "tokens"));
-  const whole = element("button", { type: "button", className: "apart" }, "Measure the whole loop");
-  whole.addEventListener("click", async () => {
-    whole.disabled = true;
-    say("Measuring the whole loop, which takes longer …");
-    try {
-      const found = await ask({ analysis: "decode", temperature });
-      more.replaceChildren(...words(found), table(["Temperature", "Penalty", "Next repeat", "Gain of a repeat"], found.chances.map((each) => [each.temperature, each.repetition_penalty, each.by_repeats.at(-1), each.gain])),
-        table(["Temperature", "Entropy, nats", "Slope"], found.entropies.map((each) => [each.temperature, each.entropy, each.slope])),
-        element("div", { className: "charts" }, chart("Still equal, the mean over texts", [{ name: "probability", colour: 0, points: found.survival.equal.map((value, at) => [at + 1, value]) }], "tokens")));
-      say("Measured.");
-    } catch (error) {
-      if (error.name !== "AbortError") say(error.message, true);
-      whole.disabled = false;
-    }
-  });
-  const parts = [...title("While it writes"), text, charts, whole, more];
+async function loop({ ask, left, temperature }) {
+  const rows = [], text = element("pre", { ariaLabel: "The written text" }), charts = element("div", { className: "charts" }), parts = [...title("While it writes"), text, charts];
+  const curve = (name, key, colour) => chart(name, [{ name: key, colour, points: rows.map((row, at) => [at + 1, row[key]]) }], "tokens");
   left.replaceChildren(...parts);
   await ask({ analysis: "writing", temperature }, (row) => {
     rows.push(row);
     text.append(row.text);
-    draw();
+    charts.replaceChildren(curve("Probability that it is still equal after a change of the prompt", "equal", 0), curve("Divergence after the change, nats", "divergence", 1), curve("Entropy of the next token, nats", "entropy", 2),
+      curve(`Probability of one more repeat of ${JSON.stringify(row.phrase)}`, "again", 3), curve("Gain of a repeat", "gain", 4));
   });
   return parts;
 }
 
-const WIDE = 250, HIGH = 44, GAP = 24, MOST_BOXES = 14;
-
-function boxed(svg, { name, text }, x, y) {
-  svg.draw("rect", { x: x - WIDE / 2, y, width: WIDE, height: HIGH, rx: 7, class: "box" });
-  svg.draw("text", { x, y: y + (text ? 18 : 27), "text-anchor": "middle", class: "strong" }, name);
-  if (text) svg.draw("text", { x, y: y + 34, "text-anchor": "middle", class: "small" }, text);
+async function decode({ ask, temperature }) {
+  const found = await ask({ analysis: "decode", temperature }), curve = (name, values, colour) => chart(name, [{ name: colour ? "nats" : "probability", colour, points: values.map((value, at) => [at + 1, value]) }], "tokens");
+  return [element("pre", {}, found.text), ...words(found), element("div", { className: "charts" }, curve("Probability that it is still equal, the mean over texts", found.survival.equal, 0), curve("Divergence in the same text", found.forced.divergences, 1)),
+    ...title("Settings of the sampler", table(["Temperature", "Penalty", "Next repeat", "Gain of a repeat"], found.chances.map((each) => [each.temperature, each.repetition_penalty, each.by_repeats.at(-1), each.gain].map(brief)))),
+    table(["Temperature", "Entropy, nats", "Slope"], found.entropies.map((each) => Object.values(each).map(brief)))];
 }
 
-function arrow(svg, points, kind = "") {
-  const [[x0, y0], [x1, y1]] = points.slice(-2), [dx, dy] = [Math.sign(x1 - x0), Math.sign(y1 - y0)];
-  svg.draw("polyline", { points: points.map((each) => each.join(",")).join(" "), class: `wire ${kind}` });
-  svg.draw("path", { d: `M${x1},${y1} l${-7 * dx - 4 * dy},${-7 * dy - 4 * dx} l${8 * dy},${8 * dx} z`, class: `tip-of ${kind}` });
+const WIDE = 250, HIGH = 44, GAP = 24, MOST_BOXES = 14;
+
+// A diagram of [kind, x, y, text, more]: boxes of a name and its gains, words, small words, and lines with a tip through [[x, y], …].
+function diagram(width, height, label, parts) {
+  const svg = picture(width, height), word = (x, y, text, kind = "") => svg.draw("text", { x, y, "text-anchor": "middle", class: kind }, text);
+  svg.setAttribute("aria-label", label);
+  const kinds = {
+    word, circle: (x, y, text) => { svg.draw("circle", { cx: x, cy: y, r: 12, class: "box" }); word(x, y + 5, text); },
+    box: (x, y, { name, text, wide = WIDE, kind = "" }) => {
+      svg.draw("rect", { x: x - wide / 2, y, width: wide, height: HIGH, rx: 7, class: `box ${kind}` });
+      word(x, y + (text ? 18 : 27), name, "strong");
+      word(x, y + 34, text, "small");
+    },
+    line: (points, kind = "") => {
+      const [[x0, y0], [x1, y1]] = points.slice(-2), [dx, dy] = [Math.sign(x1 - x0), Math.sign(y1 - y0)];
+      svg.draw("polyline", { points: points.join(" "), class: `wire ${kind}` });
+      svg.draw("path", { d: `M${x1},${y1} l${-7 * dx - 4 * dy},${-7 * dy - 4 * dx} l${8 * dy},${8 * dx} z`, class: `tip-of ${kind}` });
+    },
+  };
+  for (const [kind, ...settings] of parts) kinds[kind](...settings);
+  return element("figure", { className: "diagram" }, svg);
 }
 
 function chain(boxes, label) {
   const shown = boxes.length <= MOST_BOXES ? boxes : [...boxes.slice(0, 6), { name: `${boxes.length - 12} more blocks`, text: "" }, ...boxes.slice(-6)];
-  const svg = picture(WIDE + 20, shown.length * (HIGH + GAP) + 2 * GAP + 12), x = WIDE / 2 + 10;
-  svg.setAttribute("aria-label", label);
-  svg.draw("text", { x, y: 12, "text-anchor": "middle" }, "tokens");
-  shown.forEach((box, at) => {
-    const y = 18 + GAP + at * (HIGH + GAP);
-    arrow(svg, [[x, y - GAP], [x, y]]);
-    boxed(svg, box, x, y);
-  });
-  const end = 18 + GAP + shown.length * (HIGH + GAP) - GAP;
-  arrow(svg, [[x, end], [x, end + GAP - 6]]);
-  svg.draw("text", { x, y: end + GAP + 8, "text-anchor": "middle" }, "prediction");
-  return svg;
+  const x = WIDE / 2 + 10, y = (at) => 18 + GAP + at * (HIGH + GAP), end = y(shown.length);
+  return diagram(WIDE + 20, end + 14, label, [["word", x, 12, "tokens"], ...shown.flatMap((box, at) => [["line", [[x, y(at) - GAP], [x, y(at)]]], ["box", x, y(at), box]]),
+    ["line", [[x, end - GAP], [x, end - 6]]], ["word", x, end + 9, "prediction"]]);
 }
 
-function closed(found) {
-  const svg = picture(420, 250), x = 145, { open_loop: open, closed_loop: whole } = found, text = (gain) => `largest ${brief(gain.spectrum.largest[0].value)}, typical ${brief(gain.typical.value)}`;
-  svg.setAttribute("aria-label", `The loop of writing: G has the gains ${text(open)}, the closed loop ${text(whole)}`);
-  svg.draw("text", { x, y: 14, "text-anchor": "middle" }, "r: vectors of the prompt");
-  arrow(svg, [[x, 20], [x, 46]]);
-  svg.draw("circle", { cx: x, cy: 58, r: 12, class: "box" });
-  svg.draw("text", { x, y: 63, "text-anchor": "middle" }, "+");
-  arrow(svg, [[x, 70], [x, 94]]);
-  boxed(svg, { name: "G", text: text(open) }, x, 94);
-  arrow(svg, [[x, 138], [x, 186]]);
-  svg.draw("text", { x, y: 202, "text-anchor": "middle" }, "y: expected next vectors");
-  svg.draw("text", { x, y: 226, "text-anchor": "middle", class: "strong" }, "y = (I + G H)⁻¹ G r");
-  svg.draw("text", { x, y: 243, "text-anchor": "middle", class: "small" }, text(whole));
-  arrow(svg, [[x, 162], [350, 162], [350, 138]], "back");
-  svg.draw("rect", { x: 290, y: 94, width: 120, height: HIGH, rx: 7, class: "box back" });
-  svg.draw("text", { x: 350, y: 112, "text-anchor": "middle", class: "strong" }, "H");
-  svg.draw("text", { x: 350, y: 128, "text-anchor": "middle", class: "small" }, "choose, embed, +1");
-  arrow(svg, [[350, 94], [350, 58], [x + 12, 58]], "back");
-  return svg;
+function closed({ open_loop: open, closed_loop: whole }) {
+  const x = 145, text = (gain) => `largest ${brief(gain.spectrum.largest[0].value)}, typical ${brief(gain.typical.value)}`;
+  return diagram(420, 250, `The loop of writing: G has the gains ${text(open)}, the closed loop ${text(whole)}`, [["word", x, 14, "r: vectors of the prompt"], ["line", [[x, 20], [x, 46]]], ["circle", x, 58, "+"],
+    ["line", [[x, 70], [x, 94]]], ["box", x, 94, { name: "G", text: text(open) }], ["line", [[x, 138], [x, 186]]], ["word", x, 202, "y: expected next vectors"], ["word", x, 226, "y = (I + G H)⁻¹ G r", "strong"], ["word", x, 243, text(whole), "small"],
+    ["line", [[x, 162], [350, 162], [350, 138]], "back"], ["box", 350, 94, { name: "H", text: "choose, embed, +1", wide: 120, kind: "back" }], ["line", [[350, 94], [350, 58], [x + 12, 58]], "back"]]);
 }
-
-const STEPS = { a: "as it is", b: "the input joined", c: "the blocks joined", d: "one map", e: "the loop of writing" };
 
 async function blocks({ chosen, ask, change }) {
   const found = await ask({ analysis: "blocks", layer: chosen.layer }), layers = found.blocks.map((_, layer) => layer);
-  const steps = Object.entries(STEPS).map(([step, name]) => {
-    const button = element("button", { type: "button", ariaPressed: String(step === chosen.step) }, `(${step}) ${name}`);
-    button.addEventListener("click", () => change({ step }));
-    return button;
-  });
   const layer = choice("Inside block", layers, chosen.layer);
   layer.select.addEventListener("change", () => change({ layer: Number(layer.select.value) }));
   const drawn = chosen.step === "e" ? closed(found) : chain(found.steps[chosen.step], `Step (${chosen.step}): ${found.steps[chosen.step].map((box) => `${box.name} ${box.text}`).join(", then ")}`);
   const inside = table(["Part", "Largest gain", "Typical gain"], found.parts.map((part) => [part.name, brief(part.spectrum.largest[0].value), brief(part.typical.value)]));
-  return [...words(found), element("div", { className: "steps" }, ...steps), element("figure", { className: "diagram" }, drawn),
+  return [...words(found), switches(Object.entries(STEPS).map(([step, name]) => [step, `(${step}) ${name}`]), chosen.step, (step) => change({ step })), drawn,
     ...title(`The parts of block ${found.layer}`, element("div", { className: "knobs" }, layer), element("p", {}, `${found.layout}; positions: ${found.positions}. Each branch leaves the stream, and its result is added to it.`), inside)];
 }
 
@@ -293,7 +260,7 @@ async function training({ run }) {
   const at = element("input", { type: "range", min: 0, max: sharp.length - 1, value: from, ariaLabel: "Measurement" });
   const turn = () => {
     const row = sharp[Number(at.value)];
-    dialed.replaceChildren(dial(row.sharpness_share, `${row.sharpness_share.toFixed(2)} of the limit at step ${row.step}`), element("p", {}, `The sharpness is ${brief(row.sharpness)}, and steps at the rate ${compact(row.learning_rate)} bear ${brief(row.sharpness_limit)}. ${share(row.sharpest_share)} of the sharpest direction lie in ${row.sharpest}.`
+    dialed.replaceChildren(dial(row.sharpness_share, `${row.sharpness_share.toFixed(2)} of the limit at step ${row.step}`), element("p", {}, `The sharpness is ${brief(row.sharpness)}, and steps at the rate ${compact(row.learning_rate)} bear ${brief(row.sharpness_limit)}. ${share(row.sharpest_share)} of the sharpest direction lie in ${row.sharpest.replace(/^.*blocks\./, "block ")}.`
       + (row.update_ratio == null ? "" : ` The fastest matrix, ${row.update_ratio_at}, moves by ${brief(100 * row.update_ratio)} % of its length in a step, the median matrix by ${brief(100 * row.update_ratio_median)} %.`)));
   };
   at.addEventListener("input", turn);
