@@ -96,6 +96,19 @@ def test_one_sharp_layer_is_named_with_its_matrix_and_an_entry_that_slows_it() -
     assert "lie in embedding: lower its rate" in outside.words
 
 
+def test_a_matrix_unlike_those_of_the_other_blocks_is_named() -> None:
+    place = {"size_beside_others_at": ["blocks.1.up.weight"] * 3, "update_beside_others_at": ["blocks.0.up.weight"] * 3}
+    assert causes(**place, size_beside_others=[2.4] * 3, update_beside_others=[9.0] * 3) == []
+    (found,) = advice_of(rows(**place, size_beside_others=[4.0, 2.0, 1.5], update_beside_others=[1.0] * 3))
+    assert (found.cause, found.step) == (LAYER, 10)
+    assert "blocks.1.up.weight is 4.0 times as long as the same matrix of the other blocks at step 10" in found.words
+    (found,) = advice_of(rows(**place, size_beside_others=[1.0] * 3, update_beside_others=[2.0, 30.0, 20.0]))
+    assert found.step == 20 and "A step moves blocks.0.up.weight 30.0 times as far as" in found.words
+    assert causes(**place, update_beside_others=[2.0, 30.0, 2.0]) == []
+    other = {**place, "update_beside_others_at": ["blocks.0.up.weight", "blocks.1.up.weight", "blocks.0.up.weight"]}
+    assert causes(**other, update_beside_others=[30.0] * 3) == []
+
+
 def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None:
     """Noise 640 over signal 10 is a scale of 64 rows, four times the batch."""
     noise = [640.0, 650.0, 630.0, 640.0, 645.0, 635.0, 640.0, 640.0]

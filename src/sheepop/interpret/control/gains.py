@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sheepop.core.facts import counted
 from sheepop.interpret.control.drawing import heat_map, lines_by_layer
 from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import (
@@ -27,6 +28,7 @@ from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
 _STEPS_OF_PARTS = 12
+_NAMED = 3  # blocks that are named in words
 _STRONG = 3.0  # the largest gain of a block, relative to its typical one, from which words name it
 
 
@@ -135,14 +137,19 @@ class Gains(PromptFinding):
     def sentences(self) -> list[str]:
         """What stands out."""
         found = []
-        strongest = max(self.blocks, key=lambda gains: gains.block.largest)
-        for layer, gains in enumerate(self.blocks):
+        order = sorted(enumerate(self.blocks), key=lambda each: -each[1].block.largest)
+        strong = [each for each in order[1:] if each[1].block.largest > _STRONG * each[1].block.typical.value]
+        for layer, gains in sorted([order[0], *strong[: _NAMED - 1]], key=lambda each: each[0]):
             block = gains.block
-            if gains is strongest or block.largest > _STRONG * block.typical.value:
-                found.append(
-                    f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
-                    f"of which lies at {self.named(gains.focus)}, and by {block.typical.value:.3g} along a random one."
-                )
+            found.append(
+                f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
+                f"of which lies at {self.named(gains.focus)}, and by {block.typical.value:.3g} along a random one."
+            )
+        if more := len(strong[_NAMED - 1 :]):
+            found.append(
+                f"{counted(more, 'more block')} {'multiplies' if more == 1 else 'multiply'} one direction more than "
+                f"{_STRONG:.0f} times as much as a random one."
+            )
         whole = self.whole
         found.append(
             f"All blocks together multiply by {whole.largest:.3g} along one direction and by {whole.typical.value:.3g} "
