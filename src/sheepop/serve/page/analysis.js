@@ -1,7 +1,7 @@
 // The analysis room: a model at a prompt, and the training of a run, as control systems. Its numbers are those of `lm.analyze` and of a run's metrics.
 
 import { events, get } from "./api.js";
-import { bars, chart, choice, compact, element, explain, hueOf, map, picture, shade, share, table, visible } from "./draw.js";
+import { bars, choice, compact, element, explain, hueOf, map, picture, shade, share, table, visible } from "./draw.js";
 import { column, TOPICS } from "./explain.js";
 
 Object.assign(TOPICS, {
@@ -123,6 +123,23 @@ function lines(values, rowNames, columnNames, scale, onCell) {
   return made;
 }
 
+// A line through [x, y] points in one of the hues; the pointer and the arrow keys read it.
+function curve(name, points, along, hue) {
+  const svg = picture(480, 180), all = points.filter(([, y]) => Number.isFinite(y)), read = element("span", { className: "shape", ariaLive: "polite" }, all.length ? brief(all.at(-1)[1]) : "nothing yet");
+  const made = element("figure", { className: "chart" }, element("figcaption", {}, ...explain(name)), read, svg), ends = (axis) => [Math.min, Math.max].map((of) => of(...all.map((point) => point[axis])));
+  if (!all.length) return made;
+  const [[x0, x1], [y0, y1]] = [ends(0), ends(1)], x = (value) => 56 + (410 * (value - x0)) / (x1 - x0 || 1), y = (value) => 145 - (130 * (value - y0)) / (y1 - y0 || 1);
+  let place = all.length - 1;
+  const tell = (to) => { place = Math.max(0, Math.min(all.length - 1, to)); read.textContent = `${along} ${all[place][0]}: ${brief(all[place][1])}`; };
+  for (const [key, value] of Object.entries({ tabindex: 0, class: `is-${hue}`, "aria-label": `${name}: from ${brief(y0)} to ${brief(y1)}. Arrow keys read it.` })) svg.setAttribute(key, value);
+  for (const at of [y0, y1]) svg.draw("text", { x: 50, y: y(at) + 4, "text-anchor": "end" }, brief(at));
+  for (const at of [x0, x1]) svg.draw("text", { x: x(at), y: 168, "text-anchor": at === x0 ? "start" : "end" }, at);
+  svg.draw("polyline", { points: all.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" "), fill: "none", stroke: "currentColor", "stroke-width": 1.6 });
+  svg.addEventListener("pointermove", (event) => tell(Math.round((((event.offsetX / svg.clientWidth) * 480 - 56) / 410) * (all.length - 1))));
+  svg.addEventListener("keydown", (event) => tell(place + ({ ArrowRight: 1, ArrowLeft: -1 }[event.key] ?? 0)));
+  return made;
+}
+
 const title = (text, ...more) => [element("h2", {}, text), ...more];
 const told = () => element("p", { className: "shape", ariaLive: "polite" }, "\u00a0");
 
@@ -166,20 +183,20 @@ async function influence({ chosen, ask, remember }) {
 
 async function loop({ ask, left, temperature }) {
   const rows = [], text = element("pre", { ariaLabel: "The written text" }), charts = element("div", { className: "charts" }), parts = [...title("While it writes"), text, charts];
-  const curve = (name, key, colour) => chart(name, [{ name: key, colour, points: rows.map((row, at) => [at + 1, row[key]]) }], "tokens");
+  const line = (name, key, hue) => curve(name, rows.map((row, at) => [at + 1, row[key]]), "token", hue);
   left.replaceChildren(...parts);
   await ask({ analysis: "writing", temperature }, (row) => {
     rows.push(row);
     text.append(row.text);
-    charts.replaceChildren(curve("Probability that it is still equal after a change of the prompt", "equal", 0), curve("Divergence after the change, nats", "divergence", 1), curve("Entropy of the next token, nats", "entropy", 2),
-      curve(`Probability of one more repeat of ${JSON.stringify(row.phrase)}`, "again", 3), curve("Gain of a repeat", "gain", 4));
+    charts.replaceChildren(line("Probability that it is still equal after a change of the prompt", "equal", "gold"), line("Divergence after the change, nats", "divergence", "key"), line("Entropy of the next token, nats", "entropy", "query"),
+      line(`Probability of one more repeat of ${JSON.stringify(row.phrase)}`, "again", "residual"), line("Gain of a repeat", "gain", "forward"));
   });
   return parts;
 }
 
 async function decode({ ask, temperature }) {
-  const found = await ask({ analysis: "decode", temperature }), curve = (name, values, colour) => chart(name, [{ name: colour ? "nats" : "probability", colour, points: values.map((value, at) => [at + 1, value]) }], "tokens");
-  return [element("pre", {}, found.text), ...words(found), element("div", { className: "charts" }, curve("Probability that it is still equal, the mean over texts", found.survival.equal, 0), curve("Divergence in the same text", found.forced.divergences, 1)),
+  const found = await ask({ analysis: "decode", temperature }), line = (name, values, hue) => curve(name, values.map((value, at) => [at + 1, value]), "token", hue);
+  return [element("pre", {}, found.text), ...words(found), element("div", { className: "charts" }, line("Probability that it is still equal, the mean over texts", found.survival.equal, "gold"), line("Divergence in the same text, nats", found.forced.divergences, "key")),
     ...title("Settings of the sampler", table(["Temperature", "Penalty", "Next repeat", "Gain of a repeat"], found.chances.map((each) => [each.temperature, each.repetition_penalty, each.by_repeats.at(-1), each.gain].map(brief)))),
     table(["Temperature", "Entropy, nats", "Slope"], found.entropies.map((each) => Object.values(each).map(brief)))];
 }
@@ -265,10 +282,10 @@ async function training({ run }) {
   };
   at.addEventListener("input", turn);
   if (sharp.length) turn();
-  const line = (key, colour = 0) => [{ name: key.replaceAll("_", " "), colour, points: rows.filter((row) => row[key] != null).map((row) => [row.step, row[key]]) }];
+  const line = (name, key, hue) => curve(name, rows.filter((row) => row[key] != null).map((row) => [row.step, row[key]]), "step", hue);
   const scale = rows.filter((row) => row.gradient_signal > 0).map((row) => [row.step, row.gradient_noise / row.gradient_signal]);
   return [...title("Advice"), ...(found.advice.length ? found.advice.map((each) => element("article", {}, element("h3", {}, `${each.cause}, since step ${each.step}`), element("p", {}, ...explain(each.words)))) : found.sentences.map((each) => element("p", {}, each))),
     ...(sharp.length ? title("The stability dial", element("div", { className: "knobs" }, element("label", {}, "Measurement", at)), dialed) : []),
-    element("div", { className: "charts" }, chart("Share of the limit of sharpness", line("sharpness_share"), "steps"), chart("Noise scale, rows", [{ name: "rows", colour: 1, points: scale }], "steps"),
-      chart("Fastest update, share of the matrix", line("update_ratio", 2), "steps"), chart("Largest score of attention", line("attention_logit", 3), "steps"))];
+    element("div", { className: "charts" }, line("Share of the limit of sharpness", "sharpness_share", "gold"), curve("Noise scale, rows", scale, "step", "key"),
+      line("Fastest update, share of the matrix", "update_ratio", "query"), line("Largest score of attention", "attention_logit", "residual"))];
 }
