@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from sheepop.generate import GenerationConfig
 from sheepop.interpret.control.advice import advice_of
 from sheepop.interpret.control.analyses import Analyses
 from sheepop.jobs.config import load_config
+from sheepop.serve.analysis import Analysis, AnalysisRequest
 from sheepop.serve.config import ServerConfig
 from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
@@ -126,6 +128,21 @@ def test_an_analysis_ends_when_its_reader_leaves_and_more_than_three_are_refused
         client.close()
     wait_for(lambda: live.registry.num_open == 0)
     assert len(ask(live, analysis="writing", length=2)) == 2
+
+
+def test_a_server_that_closes_ends_its_analysis(live: Live) -> None:
+    analysis = Analysis(live.registry)
+
+    async def read() -> int:
+        asked = AnalysisRequest(model="plain", prompt=PROMPT, analysis="writing", length=246)
+        found = 0
+        async for text in (await analysis.analyse(asked)).body_iterator:
+            found += '"result"' in str(text)
+            if found == 1:
+                analysis.close()
+        return found
+
+    assert 1 <= asyncio.run(read()) < 246
 
 
 def test_advice_is_that_of_the_run(live: Live, run: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -24,6 +25,7 @@ from sheepop.serve.same_site import HEADERS, same_site
 from sheepop.serve.served_model import ServedModel
 from sheepop.serve.worker import SideWork
 
+_LOG = logging.getLogger("sheepop.server")
 # The most tokens of a prompt, since the cost of influences grows with the square, and the most open analyses.
 MOST_TOKENS, _MOST_OPEN = 128, 3
 
@@ -57,6 +59,7 @@ class Analysis:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._closing = threading.Event()
         self._tasks: set[asyncio.Task[str | None]] = set()
         self._work = SideWork("analyses", threads=1, most=_MOST_OPEN)
 
@@ -76,7 +79,7 @@ class Analysis:
         has_left = threading.Event()
 
         def proceed() -> None:
-            if has_left.is_set():
+            if has_left.is_set() or self._closing.is_set():
                 raise _LeftError
 
         def work(models: Sequence[ServedModel]) -> None:
@@ -108,10 +111,14 @@ class Analysis:
             return error.detail if isinstance(error, ApiError) else str(error)
         except _LeftError:
             pass
+        except Exception as error:  # a fault of this program, which the reader should see, too
+            _LOG.error("an analysis failed", exc_info=error)
+            return f"The analysis failed: {type(error).__name__}: {error}"
         return None
 
     def close(self) -> None:
-        """Stops the thread."""
+        """Ends the running analysis, and stops the thread."""
+        self._closing.set()
         self._work.close()
 
 
