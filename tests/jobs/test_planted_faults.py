@@ -15,6 +15,7 @@ from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, Advice, advice_of, noise_scale_of
 from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
 from sheepop.jobs.config import SheepOpConfig, load_config
+from sheepop.model import build_model
 
 from ..running import train
 
@@ -98,6 +99,17 @@ def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
     _, advice = trained("training.max_steps=20", fork=tmp_path / "model")
     (found,) = [each for each in advice if each.cause == HEADS]
     assert "blocks.1.attention head 1" in found.words
+
+
+@pytest.mark.parametrize("matrix", ["blocks.1.feed_forward.down_proj.weight", "blocks.0.attention.v_proj.weight"])
+def test_a_matrix_that_begins_eight_times_as_long_is_named(trained: Trained, tmp_path: Path, matrix: str) -> None:
+    lm = sheepop.load(trained("training.max_steps=1")[0], device="cpu")
+    model = build_model(lm.model.config, 1)
+    with torch.no_grad():
+        model.get_parameter(matrix).mul_(8)
+    save_model(tmp_path / "model", model, lm.tokenizer, {})
+    (found,) = trained("training.max_steps=20", fork=tmp_path / "model")[1]
+    assert found.cause == LAYER and found.words.startswith(f"{matrix} is ") and found.step == 10
 
 
 def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:

@@ -85,6 +85,33 @@ def test_what_is_shown_is_what_the_run_wrote(client: Any, runs: dict[str, Path])
     assert differences["settings"]["training.max_steps"] == [6, 2]
 
 
+def test_what_a_corpus_lost_comes_in_pages_and_can_be_searched(tmp_path: Path, tiny: tuple[str, ...]) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(15):
+        (texts / f"{number:02}.bin").write_bytes(bytes(range(256)) * 4)
+    (texts / "a.txt").write_text("Sheep eat grass on the hill. " * 40)
+    (texts / "b.txt").write_text("Sheep eat grass on the hill. " * 40)
+    (texts / "c.txt").write_text("Goats climb rocks above the lake. " * 40)
+    places = (
+        "device=cpu",
+        f"data.paths={texts}",
+        f"output_dir={tmp_path / 'run'}",
+        "training.max_steps=1",
+        "data.clean.stages=[exact_duplicates]",
+    )
+    run = train(load_config(overrides=(*tiny, *places))).run
+    watched = WatchedRuns({"run": run})
+    report, first = watched.corpus("run"), watched.lost("run")
+    assert report["files"]["skipped"] == {"binary": 15} and report["inputs"] == ["texts"]
+    assert len(first["rows"]) == 12 and not first["is_last"]
+    second = watched.lost("run", 12)
+    names = [row["file"] for row in (*first["rows"], *second["rows"])]
+    assert second["is_last"] and sorted(names) == sorted([*(f"{number:02}.bin" for number in range(15)), "b.txt"])
+    (copy,) = watched.lost("run", 0, "DUPLICATES")["rows"]
+    assert copy["file"] == "b.txt" and watched.lost("run", 0, "no such thing")["rows"] == []
+
+
 def test_traces_over_time_are_those_on_the_disk(client: Any, runs: dict[str, Path]) -> None:
     assert client.get("/runs/first/traces").json() == [0, 2, 4, 6]
     assert client.get("/runs/second%20run/traces").json() == []
@@ -255,8 +282,11 @@ def test_every_room_shows_what_there_is(watching: Live, runs: dict[str, Path], v
         page.wait_for_selector("article pre")
         _, origin = next(iter(show_step(runs["first"], 1)))
         assert page.locator("article pre").first.inner_text() == origin.text
-        page.locator("iframe").scroll_into_view_if_needed()
-        page.frame_locator("iframe").locator("h1", has_text="Corpus").wait_for()
+        page.get_by_role("heading", name="The corpus").wait_for()
+        assert page.locator("iframe").count() == 0
+        report = json.loads((RunDirectory.open(runs["first"]).corpus / "report.json").read_text(encoding="utf-8"))
+        kept = page.locator("td:text-is('train') ~ td").all_inner_texts()
+        assert kept == [f"{value:,}" for value in report["tokens"]["train"].values()]
 
         page.get_by_role("link", name="Chat").click()
         model, beside = page.locator("#controls select").nth(0), page.locator("#controls select").nth(1)

@@ -63,6 +63,11 @@ def _everything(corpus: Corpus) -> Iterator[dict[str, Any]]:
             about = {"file": document.source, "part": document.part, "place": document.place}
             detail = f"{document.kind}, {document.num_bytes:,} bytes"
             yield {**about, "what": f"kept in {split}", "detail": detail, "text": document.text}
+    yield from lost_records(corpus)
+
+
+def lost_records(corpus: Corpus) -> Iterator[dict[str, Any]]:
+    """Yields a record for all that was left out, and each removed document: its `file` and `place`, and why."""
     for line in (corpus.directory / QUARANTINE).read_bytes().splitlines():
         record = json.loads(line)
         detail = f"{record['reason']}: {record['detail']}"

@@ -26,8 +26,10 @@ from sheepop.core.errors import CheckpointError, ConfigError, DataError, UsageEr
 from sheepop.core.facts import counted
 from sheepop.core.json_lines import read_json_lines
 from sheepop.data.corpus import trace_tokens
-from sheepop.data.report import REPORT_HTML
+from sheepop.data.corpus_view import lost_records
+from sheepop.data.report import REPORT_HTML, REPORT_JSON
 from sheepop.interpret.store import StoredTrace
+from sheepop.jobs.advice import advise
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import corpus_of_run, show_step
 from sheepop.jobs.run.listing import Comparison, Listing, differing_settings, find_runs, read_run
@@ -44,7 +46,7 @@ from sheepop.serve.stock import Stock
 # Limits of one response: bytes of metrics, samples, documents of a step, and characters of each document.
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
 _OPEN_TRACES, _LAST_LINES = 64, 1024
-_PROMPT_TOKENS = 20
+_PROMPT_TOKENS, _LOST = 20, 12
 _PAGES = ("run", "corpus")
 
 
@@ -293,6 +295,35 @@ class WatchedRuns:
         """The first texts of a step, each with its row in the batch and its document."""
         found = islice(show_step(self._run(name).path, step), _ORIGINS)
         return [{"row": row, **asdict(origin), "text": origin.text[:_CHARACTERS]} for row, origin in found]
+
+    def advice(self, name: str) -> dict[str, Any]:
+        """What the analysis of a run measured, and its advice."""
+        return advise(self._run(name).path).to_dict()
+
+    def corpus(self, name: str) -> dict[str, Any]:
+        """The report of a run's corpus in numbers, its inputs, and the size of its vocabulary."""
+        run = self._run(name)
+        corpus = corpus_of_run(run, view_run_config(run))
+        place = corpus.directory / REPORT_JSON
+        try:
+            report = json.loads(place.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{place} cannot be read ({error}). Build the corpus again.") from None
+        return {**report, "inputs": corpus.manifest["inputs"], "vocabulary": corpus.manifest["tokenizer"]["vocab_size"]}
+
+    def lost(self, name: str, start: int = 0, search: str = "") -> dict[str, Any]:
+        """What the corpus of a run left out and removed: 12 records from `start` on, among those with `search` in them.
+
+        `is_last` is true if no more follow.
+        """
+        run, wanted = self._run(name), search.casefold()
+        records = (
+            record
+            for record in lost_records(corpus_of_run(run, view_run_config(run)))
+            if wanted in f"{record['file']} {record['place']} {record['what']} {record['detail']}".casefold()
+        )
+        found = list(islice(records, max(0, start), max(0, start) + _LOST + 1))
+        return {"rows": found[:_LOST], "is_last": len(found) <= _LOST}
 
     def report(self, name: str, kind: str) -> bytes:
         """The HTML report of a run (``run``) or of its corpus (``corpus``)."""

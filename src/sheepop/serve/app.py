@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 import sheepop
 from sheepop.serve import replies
 from sheepop.serve.access import Doorkeeper, Gate
+from sheepop.serve.analysis import Analysis
 from sheepop.serve.answering import Answering
 from sheepop.serve.answers import api_error
 from sheepop.serve.anthropic_messages import Messages, MessagesStyle
@@ -52,7 +53,7 @@ def create_app(
 
     With `config.ui` it also serves the page, which shows `runs` and has an arena that draws from `prompts`.
     """
-    page: list[Inside | RunsPage | Arena] = []
+    page: list[Inside | RunsPage | Arena | Analysis] = []
     if config.ui:
         assert runs is not None
         votes = VotesFile(Path(config.votes).absolute())
@@ -60,6 +61,7 @@ def create_app(
         page = [
             RunsPage(runs, votes),
             Arena(registry, votes, prompts, config.deadline_seconds),
+            Analysis(registry),
             Inside(registry, records=config.log is not None),
         ]
 

@@ -55,6 +55,15 @@ class Runs(Protocol):
     def origins(self, name: str, step: int) -> list[dict[str, Any]]:
         """The texts that a step reads, and the documents that they come from."""
 
+    def advice(self, name: str) -> dict[str, Any]:
+        """What the analysis of a run measured, and its advice."""
+
+    def corpus(self, name: str) -> dict[str, Any]:
+        """The report of a run's corpus, in numbers."""
+
+    def lost(self, name: str, start: int = 0, search: str = "") -> dict[str, Any]:
+        """Some of what the corpus left out and removed, from the number `start` of what has `search` in it."""
+
     def report(self, name: str, kind: str) -> bytes:
         """The HTML report of the run, or of its corpus."""
 
@@ -74,7 +83,8 @@ class RunsPage:
             "/runs": show(runs.names), "/glossary": self.glossary, "/differences": show(runs.differences),
             "/votes": self.votes, "/runs/{name}": show(runs.summary), "/runs/{name}/metrics": self.metrics,
             "/runs/{name}/samples": show(runs.samples), "/runs/{name}/prompt": show(runs.prompt),
-            "/runs/{name}/steps/{step}": show(runs.origins),
+            "/runs/{name}/steps/{step}": show(runs.origins), "/runs/{name}/advice": show(runs.advice),
+            "/runs/{name}/corpus": show(runs.corpus), "/runs/{name}/lost": show(runs.lost),
             "/runs/{name}/traces": show(runs.traces), "/runs/{name}/traces/{step}": self.trace,
             "/runs/{name}/traces/{step}/tensor": self.tensor, "/runs/{name}/pages/{kind}": self.report,
         }  # fmt: skip

@@ -74,6 +74,13 @@ def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None
     assert found.changes == {"training.learning_rate": 0.5}
 
 
+def test_the_edge_of_stability_is_no_alarm_while_the_loss_falls_along_twice_the_step() -> None:
+    edge = [0.7, 1.02, 1.03, 1.5, 1.05]
+    assert causes(sharpness_share=edge, turning_factor=[9.0, 4.0, 5.0, 1.5, 2.2]) == []
+    assert causes(sharpness_share=edge, turning_factor=[9.0, 1.5, 1.2, 1.1, 2.2]) == [RATE]
+    assert causes(sharpness_share=[0.7, 1.3, 1.4, 1.5, 1.3], turning_factor=[9.0] * 5) == [RATE]
+
+
 def test_a_passed_stretch_is_named_with_its_end() -> None:
     (found,) = advice_of(rows(sharpness_share=[1.1, 1.0, 0.3, 0.2]))
     assert "from step 10 to 20" in found.words
@@ -94,6 +101,19 @@ def test_one_sharp_layer_is_named_with_its_matrix_and_an_entry_that_slows_it() -
     assert "training.layers=[{pattern: blocks.1.*, learning_rate: 0.42}]" in found.words
     (outside,) = advice_of(rows(**{**columns, "sharpest": ["embedding"] * 2}))
     assert "lie in embedding: lower its rate" in outside.words
+
+
+def test_a_matrix_unlike_those_of_the_other_blocks_is_named() -> None:
+    place = {"size_beside_others_at": ["blocks.1.up.weight"] * 3, "update_beside_others_at": ["blocks.0.up.weight"] * 3}
+    assert causes(**place, size_beside_others=[2.4] * 3, update_beside_others=[40.0] * 3) == []
+    (found,) = advice_of(rows(**place, size_beside_others=[4.0, 2.0, 1.5], update_beside_others=[1.0] * 3))
+    assert (found.cause, found.step) == (LAYER, 10)
+    assert "blocks.1.up.weight is 4.0 times as long as the same matrix of the other blocks at step 10" in found.words
+    (found,) = advice_of(rows(**place, size_beside_others=[1.0] * 3, update_beside_others=[2.0, 80.0, 60.0]))
+    assert found.step == 20 and "A step moves blocks.0.up.weight 80.0 times as far as" in found.words
+    assert causes(**place, update_beside_others=[2.0, 80.0, 2.0]) == []
+    other = {**place, "update_beside_others_at": ["blocks.0.up.weight", "blocks.1.up.weight", "blocks.0.up.weight"]}
+    assert causes(**other, update_beside_others=[80.0] * 3) == []
 
 
 def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None:

@@ -196,4 +196,3 @@ def test_repeat_chances_are_products_of_the_samplers_probabilities(model: Transf
     assert penalised.chances == pytest.approx([expected(repeats, 1.0, 1.3) for repeats in (1, 2, 3)])
     odds = [chance / (1 - chance) for chance in plain.chances]
     assert plain.gain == pytest.approx((odds[2] / odds[0]) ** 0.5)
-    assert plain.expected_repeats == pytest.approx(odds[2])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sheepop.adapt.quantization import quantize
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import UsageError
 from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.comparison import compare_points
@@ -49,7 +51,7 @@ def test_the_closed_loop_is_that_of_dense_matrices(point: OperatingPoint) -> Non
 
 def test_the_reduction_has_the_gains_of_the_network(point: OperatingPoint) -> None:
     found = block_diagrams(point, layer=1, fed=2)
-    steps = found.steps()
+    steps = found.steps
     assert [box.name for box in steps["a"]] == ["embedding", "positions", "block 0", "block 1", "block 2", "output"]
     assert [len(steps[step]) for step in "abcd"] == [6, 5, 3, 1]
     full = matrix(last_stream(point.model, point.trace.token_ids), point.states[0])
@@ -101,6 +103,19 @@ def test_a_change_of_one_block_is_named(point: OperatingPoint) -> None:
     same = compare_points(point, point)
     assert torch.equal(same.influence[0], same.influence[1])
     assert "The influence of 0 of 5 tokens" in same.sentences()[1]
+
+
+def test_a_quantised_copy_is_compared_as_the_weights_that_it_stands_for() -> None:
+    model, copy, rounded = (build_model(ModelConfig(**{**SMALL, "d_model": 32}), seed=0) for _ in range(3))
+    copy = quantize(copy, "int8")
+    stored = {name: weight for name, weight in copy.named_parameters() if isinstance(weight, StoredWeight)}
+    with torch.no_grad():
+        for name, weight in stored.items():
+            rounded.get_parameter(name).copy_(weight.rows())
+    found, expected = (compare_points(point_of(model, "sheep"), point_of(each, "sheep")) for each in (copy, rounded))
+    assert [each.largest for each in found.second] == pytest.approx([each.largest for each in expected.second])
+    assert found.first[0].largest != found.second[0].largest
+    assert found.notes[1:] == ("The second model: Weights stored in int8 were dequantised.",) and stored
 
 
 def test_models_that_cannot_be_compared_are_refused(point: OperatingPoint) -> None:

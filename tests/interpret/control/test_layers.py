@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sheepop.interpret.control.layers import layer_health, update_ratios
+from sheepop.interpret.control.layers import beside_others, layer_health, update_ratios
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.train.tensor_batch import TensorBatch
 
@@ -57,3 +57,13 @@ def test_ratios_are_lengths_over_lengths() -> None:
         "bias": torch.ones(3),
     }
     assert update_ratios(before, update) == {"b": pytest.approx(0.5), "a": pytest.approx(0.25)}
+
+
+def test_a_matrix_stands_beside_the_same_one_of_the_other_blocks() -> None:
+    ups = {f"blocks.{layer}.up.weight": size for layer, size in enumerate([2.0, 12.0, 3.0, 5.0])}
+    downs = {"encoder.blocks.0.down.weight": 4.0, "encoder.blocks.1.down.weight": 1.0, "blocks.0.down.weight": 9.0}
+    found = beside_others({"embedding.weight": 7.0, **ups, **downs, "blocks.0.zero": 1.0, "blocks.1.zero": 0.0})
+    # The medians of the others are 5, 3, 5 and 3.
+    expected = {"blocks.0.up.weight": 0.4, "blocks.1.up.weight": 4.0, "blocks.2.up.weight": 0.6}
+    expected |= {"blocks.3.up.weight": 5 / 3, "encoder.blocks.0.down.weight": 4.0}
+    assert found == pytest.approx({**expected, "encoder.blocks.1.down.weight": 0.25, "blocks.1.zero": 0.0})

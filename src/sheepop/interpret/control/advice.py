@@ -17,11 +17,16 @@ RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size
 NEAR_LIMIT = 0.9
 """From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for one more."""
 _SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance; of a near limit, one more
+# Training stays at the edge of stability without harm (Cohen et al. 2021). There a rate is named only if the loss turns
+# before twice the step, so that the step goes past the lowest loss along it.
+_SURELY, _HARMLESS_TURN = 1.2, 2.0
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 _TIMES_TOO_SMALL = 2.0
 _FEWEST_BATCHES = 4  # for an interval of the noise scale
 _MANY_UNITS = 0.5
+# Times the median of the other blocks. Healthy runs reach 1.9, and 12 with plain descent (bench/control_faults.py).
+_TOO_LONG, _TOO_FAR = 2.5, 50.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,14 @@ class Advice:
 def advice_of(rows: Sequence[Row]) -> list[Advice]:
     """What to change about a run with these rows of metrics; empty if nothing is wrong."""
     measured = [row for row in rows if row.get("split") == "analysis"]
-    found = (_rate(measured), _batch(measured), _scores(measured), _heads(measured), _units(measured))
+    found = (
+        _rate(measured),
+        _unlike(measured),
+        _batch(measured),
+        _scores(measured),
+        _heads(measured),
+        _units(measured),
+    )
     return [advice for advice in found if advice is not None]
 
 
@@ -68,6 +80,9 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
     # The middle one, because single batches may be far sharper.
     first, middle = streak[0], sorted(streak, key=lambda row: float(row["sharpness_share"]))[len(streak) // 2]
     share, layer = middle["sharpness_share"], str(middle["sharpest"])
+    turns = sorted(turn for row in streak if (turn := number(row.get("turning_factor"))) is not None)
+    if share < _SURELY and turns and turns[len(turns) // 2] >= _HARMLESS_TURN:
+        return None
     evidence = (
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is "
         f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
@@ -83,6 +98,31 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
         entry = f"training.layers=[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}]"
         return Advice(LAYER, first["step"], f"{found}: lower its rate by {entry}, or {slower}.", changes)
     return Advice(RATE, first["step"], f"{found}: lengthen the warm-up, or {slower}.", changes)
+
+
+def _unlike(rows: Sequence[Row]) -> Advice | None:
+    """A matrix that is longer, or moves farther, than the same matrix of the other blocks.
+
+    Lengths are no estimates, so one measurement of them is enough. Updates vary, and the same must stand out twice.
+    """
+    for key, least, count in (("size_beside_others", _TOO_LONG, 1), ("update_beside_others", _TOO_FAR, _SEVERAL)):
+        for name, same in groupby(rows, lambda row, place=f"{key}_at": row.get(place)):  # type: ignore[misc]
+            streak = _streak(list(same), key, least, count)
+            if not streak:
+                continue
+            is_long = key == "size_beside_others"
+            found = (
+                f"{name} is {streak[0][key]:.1f} times as long as"
+                if is_long
+                else f"A step moves {name} {streak[0][key]:.1f} times as far as"
+            )
+            words = (
+                f"{found} the same matrix of the other blocks {_when(streak, rows)}, so that its block is unlike the "
+                "others: its initial scale, or its own rate in training.layers, is too high. Lower that, or slow the "
+                f"matrix by training.layers=[{{pattern: {name}, learning_rate: 0.3}}]."
+            )
+            return Advice(LAYER, streak[0]["step"], words, {})
+    return None
 
 
 def _batch(rows: Sequence[Row]) -> Advice | None:
@@ -162,6 +202,8 @@ def _streak(rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL) 
 
 def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:
     first, last = streak[0]["step"], streak[-1]["step"]
+    if first == last:
+        return f"at step {first:,}"
     return f"since step {first:,}" if streak[-1] is rows[-1] else f"from step {first:,} to {last:,}"
 
 

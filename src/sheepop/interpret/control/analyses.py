@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sheepop.core.errors import UsageError
@@ -15,6 +15,7 @@ from sheepop.interpret.control.impulse import Impulse, impulse
 from sheepop.interpret.control.influence import Influence, influence
 from sheepop.interpret.control.operating_point import DTYPES, OperatingPoint
 from sheepop.interpret.control.state_space import StateSpace, state_space
+from sheepop.interpret.control.writing import WrittenToken, written_tokens
 from sheepop.model import Transformer
 from sheepop.tokenizer import Tokenizer
 
@@ -27,17 +28,19 @@ class Analyses:
     """The analyses of one model. Each returns a result with `table`, `sentences`, `to_dict` and `pictures`.
 
     Weights and activations are `dtype`, float32 or float64. Every analysis raises the errors of `OperatingPoint.of`.
+    `proceed` is called again and again, and may raise to end an analysis.
     """
 
     model: Transformer
     tokenizer: Tokenizer
     dtype: str = "float32"
+    proceed: Callable[[], None] = lambda: None
 
     def at(self, prompt: Text) -> OperatingPoint:
         """The operating point at a prompt; raises `UsageError` for an unknown `dtype`."""
         if self.dtype not in DTYPES:
             raise UsageError(f"dtype must be {' or '.join(DTYPES)}, not {self.dtype!r}.")
-        return OperatingPoint.of(self.model, self.tokenizer, prompt, DTYPES[self.dtype])
+        return OperatingPoint.of(self.model, self.tokenizer, prompt, DTYPES[self.dtype], self.proceed)
 
     def gains(self, prompt: Text, *, steps: int = 32, probes: int = 8, seed: int = 0) -> Gains:
         """The gains of every block and part, of the whole network and of its output; see `gains`."""
@@ -90,3 +93,9 @@ class Analyses:
             pairs=pairs,
             seed=seed,
         )
+
+    def writing(
+        self, prompt: Text, settings: GenerationConfig | None = None, *, length: int = 48, seed: int = 0
+    ) -> Iterator[WrittenToken]:
+        """The text of `decode`, token by token, with the state of the loop at each; see `written_tokens`."""
+        return written_tokens(self.at(prompt), settings or GenerationConfig(), length=length, seed=seed)

@@ -27,7 +27,7 @@ def forward_map(point: OperatingPoint) -> Jacobian:
         expected_TD = p_TV @ model.embedding.weight * model.embedding_scale
         return expected_TD if model.embedding_norm is None else model.embedding_norm(expected_TD)
 
-    return Jacobian(function, point.states[0])
+    return point.derivative(function, point.states[0])
 
 
 class ClosedLoop:

@@ -79,7 +79,8 @@ class GainChanges(PromptFinding):
         name, a, b = max(pairs[:-1], key=lambda pair: abs(pair[2].largest - pair[1].largest) / pair[1].largest)
         clear = sum(self.is_clear(token) for token in range(len(self.tokens)))
         return [
-            f"The largest gain that changed most is that of {name}, from {a.largest:.3g} to {b.largest:.3g}.",
+            f"The largest gain that changed most is that of {name}, from {a.largest:.4g} to {b.largest:.4g} "
+            f"({b.largest / a.largest - 1:+.1%}).",
             f"The influence of {clear} of {counted(len(self.tokens), 'token')} on the last state changed by more than "
             "the error of the estimates.",
         ]
@@ -111,5 +112,7 @@ def compare_points(first: OperatingPoint, second: OperatingPoint, *, probes: int
     last = [first.num_tokens - 1]
     reached = [influences(point.between(0, first.num_layers), probes, seed, last) for point in (first, second)]
     values, errors = (torch.cat(list(each)) for each in zip(*reached, strict=True))
-    notes = tuple(dict.fromkeys((*first.notes, *second.notes)))
-    return GainChanges(notes, first.tokens, gains[0], gains[1], values, errors)
+    notes = [note for note in first.notes if note in second.notes]
+    for name, own, others in (("first", first.notes, second.notes), ("second", second.notes, first.notes)):
+        notes += [f"The {name} model: {note}" for note in own if note not in others]
+    return GainChanges(tuple(notes), first.tokens, gains[0], gains[1], values, errors)

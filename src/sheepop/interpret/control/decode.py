@@ -221,19 +221,12 @@ def decode(
     It writes at most `length` tokens, as far as the context has room, and compares texts in `pairs` trials. Raises
     `UsageError` for a prompt that leaves no room for at least two tokens.
     """
-    length = min(length, model.config.max_seq_len - len(token_ids))
-    if length < 2:
-        raise UsageError(
-            f"The prompt has {counted(len(token_ids), 'token')} and the model reads {model.config.max_seq_len}, so no "
-            "text fits behind it. Shorten the prompt."
-        )
+    length = room_behind(model, token_ids, length)
     generator = torch.Generator().manual_seed(seed)
     config = settings.replace(max_new_tokens=length, seed=seed)
     (written,) = Generator(model, tokenizer).generate([list(token_ids)], config)
     text = [*token_ids, *written.token_ids]
-    position = max(0, len(token_ids) // 2)
-    other = _runner_up(model, text, position)
-    changed = [*token_ids[:position], other, *token_ids[position + 1 :]]
+    changed, position = changed_prompt(model, token_ids)
     first, second = (torch.tensor(ids, device=model.device) for ids in (list(token_ids), changed))
 
     together = survival(
@@ -245,9 +238,7 @@ def decode(
         generator=generator,
         warp=lambda logits_BV: warped(logits_BV, [settings] * len(logits_BV)),
     )
-    loop = find_loop(written.token_ids)
-    phrase = list(loop.phrase) if loop else written.token_ids[-_PHRASE:] or list(token_ids[-1:])
-    repeats = max(1, min(_REPEATS, (model.config.max_seq_len - len(token_ids)) // len(phrase) - 1))
+    phrase, repeats = repeated_phrase(model, token_ids, written.token_ids)
     temperatures = sorted({*TEMPERATURES} - {settings.temperature})
     trials = [
         settings,
@@ -270,7 +261,7 @@ def decode(
         decay,
         together,
         exponent,
-        loop,
+        find_loop(written.token_ids),
         repeat_chances(model, list(token_ids), phrase, trials, repeats),
         entropies,
     )
@@ -296,13 +287,35 @@ def _exactly(
     return decay, lyapunov_exponent(soft, state, generator, steps=steps, settling=len(state)), ()
 
 
-def _runner_up(model: Transformer, text: Sequence[int], position: int) -> int:
-    """The likeliest token at a position that is not the one that stands there."""
+def room_behind(model: Transformer, prompt: Sequence[int], length: int) -> int:
+    """As much of `length` as fits behind the prompt; raises `UsageError` if that is less than two tokens."""
+    length = min(length, model.config.max_seq_len - len(prompt))
+    if length < 2:
+        raise UsageError(
+            f"The prompt has {counted(len(prompt), 'token')} and the model reads {model.config.max_seq_len}, so no "
+            "text fits behind it. Shorten the prompt."
+        )
+    return length
+
+
+@torch.no_grad()
+def changed_prompt(model: Transformer, prompt: Sequence[int]) -> tuple[list[int], int]:
+    """The prompt with the token in its middle replaced by the likeliest other one, and the position of that."""
+    position = len(prompt) // 2
     if position == 0:
-        return (text[0] + 1) % model.config.vocabulary
-    logits_V = model(torch.tensor([text[:position]], device=model.device))[0, -1].clone()
-    logits_V[text[position]] = -torch.inf
-    return int(logits_V.argmax())
+        other = (prompt[0] + 1) % model.config.vocabulary
+    else:
+        logits_V = model(torch.tensor([prompt[:position]], device=model.device))[0, -1].clone()
+        logits_V[prompt[position]] = -torch.inf
+        other = int(logits_V.argmax())
+    return [*prompt[:position], other, *prompt[position + 1 :]], position
+
+
+def repeated_phrase(model: Transformer, prompt: Sequence[int], written: Sequence[int]) -> tuple[list[int], int]:
+    """The phrase that the text repeats or ends with, and how many repeats fit behind the prompt, at most 4."""
+    loop = find_loop(written)
+    phrase = list(loop.phrase if loop else written[-_PHRASE:] or prompt[-1:])
+    return phrase, max(1, min(_REPEATS, (model.config.max_seq_len - len(prompt)) // len(phrase) - 1))
 
 
 def _forced(

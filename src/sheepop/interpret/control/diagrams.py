@@ -18,7 +18,6 @@ from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction, shortened
 from sheepop.interpret.control.finding import PromptFinding
 from sheepop.interpret.control.gains import Gain, gain_of, parts_of_block
-from sheepop.interpret.control.jacobian import Jacobian
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture
 from sheepop.model import ModelConfig
@@ -44,6 +43,7 @@ class BlockDiagrams(PromptFinding):
     """
 
     verb: ClassVar[str] = "blocks"
+    derived: ClassVar[tuple[str, ...]] = ("steps",)
     positions: str
     adds_positions: bool
     layer: int
@@ -58,6 +58,7 @@ class BlockDiagrams(PromptFinding):
     fed: int
     written: str
 
+    @property
     def steps(self) -> dict[str, list[Box]]:
         """The boxes of the diagrams (a) to (d), from input to output."""
         embedding = Box("embedding", "E[t]")
@@ -76,9 +77,7 @@ class BlockDiagrams(PromptFinding):
 
     def table(self) -> list[str]:
         """The diagrams in one line each."""
-        lines = [
-            f"({step}) {' -> '.join(box.line for box in shortened(boxes))}" for step, boxes in self.steps().items()
-        ]
+        lines = [f"({step}) {' -> '.join(box.line for box in shortened(boxes))}" for step, boxes in self.steps.items()]
         loop = f"largest {self.closed_loop.largest:.3g}, typical {self.closed_loop.typical.value:.3g}"
         lines.append(f"(e) (I + G H)^-1 G [{loop}], H: choose a token, embed it, one position later")
         inside = ", ".join(_box(part.name, part).line for part in self.parts)
@@ -98,7 +97,7 @@ class BlockDiagrams(PromptFinding):
 
     def pictures(self) -> Iterator[Picture]:
         """The reduction in five steps, and the inside of one block."""
-        yield draw_reduction(self.steps(), _box("G", self.open_loop), self.closed_loop)
+        yield draw_reduction(self.steps, _box("G", self.open_loop), self.closed_loop)
         boxes = {part.name: _box(part.name, part) for part in self.parts}
         yield draw_block(self.layer, self.layout, boxes)
 
@@ -124,7 +123,7 @@ def block_diagrams(
     def measured(name: str, map_: Any) -> Gain:
         return gain_of(name, map_, _STEPS, probes, seed)
 
-    last = Jacobian(
+    last = point.derivative(
         lambda x_TD: point.read_in_nats(point.run(0, point.num_layers, x_TD[None])[-1][0, -1:]), point.states[0]
     )
     return BlockDiagrams(
@@ -137,7 +136,7 @@ def block_diagrams(
         tuple(measured("block", point.between(at, at + 1)) for at in range(point.num_layers)),
         parts_of_block(point, layer, _STEPS, probes, seed),
         measured("whole", point.between(0, point.num_layers)),
-        measured("output", Jacobian(point.read_in_nats, point.states[-1][-1:])),
+        measured("output", point.derivative(point.read_in_nats, point.states[-1][-1:])),
         measured("transfer", last),
         measured("open loop", open_loop),
         measured("closed loop", loop),
@@ -169,4 +168,4 @@ def _continued(point: OperatingPoint, count: int) -> OperatingPoint:
     for _ in range(count):
         logits = point.model(torch.tensor([ids], device=point.model.device), logits_to_keep=1)
         ids.append(int(logits[0, -1, : point.trace.tokenizer.vocab_size].argmax()))
-    return OperatingPoint.of(point.model, point.trace.tokenizer, ids, point.model.dtype)
+    return OperatingPoint.of(point.model, point.trace.tokenizer, ids, point.model.dtype, point.proceed)

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sheepop.core.facts import counted
 from sheepop.interpret.control.drawing import heat_map, lines_by_layer
 from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import (
     Interval,
-    Jacobian,
     LinearMap,
     Spectrum,
     signs,
@@ -28,6 +28,7 @@ from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
 _STEPS_OF_PARTS = 12
+_NAMED = 3  # blocks that are named in words
 _STRONG = 3.0  # the largest gain of a block, relative to its typical one, from which words name it
 
 
@@ -136,14 +137,19 @@ class Gains(PromptFinding):
     def sentences(self) -> list[str]:
         """What stands out."""
         found = []
-        strongest = max(self.blocks, key=lambda gains: gains.block.largest)
-        for layer, gains in enumerate(self.blocks):
+        order = sorted(enumerate(self.blocks), key=lambda each: -each[1].block.largest)
+        strong = [each for each in order[1:] if each[1].block.largest > _STRONG * each[1].block.typical.value]
+        for layer, gains in sorted([order[0], *strong[: _NAMED - 1]], key=lambda each: each[0]):
             block = gains.block
-            if gains is strongest or block.largest > _STRONG * block.typical.value:
-                found.append(
-                    f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
-                    f"of which lies at {self.named(gains.focus)}, and by {block.typical.value:.3g} along a random one."
-                )
+            found.append(
+                f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
+                f"of which lies at {self.named(gains.focus)}, and by {block.typical.value:.3g} along a random one."
+            )
+        if more := len(strong[_NAMED - 1 :]):
+            found.append(
+                f"{counted(more, 'more block')} {'multiplies' if more == 1 else 'multiply'} one direction more than "
+                f"{_STRONG:.0f} times as much as a random one."
+            )
         whole = self.whole
         found.append(
             f"All blocks together multiply by {whole.largest:.3g} along one direction and by {whole.typical.value:.3g} "
@@ -187,7 +193,7 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
     reached = _reached(point, probes, seed)
     blocks = tuple(_block(point, layer, reached[layer], steps, probes, seed) for layer in range(point.num_layers))
     whole = gain_of("whole", point.between(0, point.num_layers), steps, probes, seed)
-    head = Jacobian(point.read_in_nats, point.states[-1][-1:])
+    head = point.derivative(point.read_in_nats, point.states[-1][-1:])
     return Gains(
         point.notes,
         point.tokens,
@@ -231,7 +237,7 @@ def parts_of_block(point: OperatingPoint, layer: int, steps: int, probes: int, s
 
 def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
     """The typical gains from the embeddings to the stream behind each block."""
-    stacked = Jacobian(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
+    stacked = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
     size = point.states[0].numel()
     squares = torch.stack(
         [

@@ -16,7 +16,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.interpret.control.drawing import heat_map
 from sheepop.interpret.control.finding import PromptFinding, columns
-from sheepop.interpret.control.jacobian import Jacobian, signs
+from sheepop.interpret.control.jacobian import signs
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
@@ -106,7 +106,7 @@ def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes:
         divergence = (log_p[-1].exp() * (log_p[-1] - log_p[:-1])).sum(-1).mean(0)
     streams = torch.cat([(embedded + changes)[None], streams])
     apart = streams[:, :-1] - streams[:, -1:]
-    derivative = Jacobian(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), embedded)
+    derivative = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), embedded)
     predicted = torch.stack([torch.cat([change[None], derivative.jvp(change)]) for change in changes[:-1]], 1)
     response, linear = ((each.double().square().sum(-1).mean(1).sqrt() / length).cpu() for each in (apart, predicted))
     return Impulse(

@@ -38,10 +38,14 @@ class Jacobian:
     """The derivative J of `function` at `point`, a `LinearMap`. The graph of the function is built once.
 
     ``u -> J^T u`` is linear in u, so its own derivative, transposed, is J: both products cost about one pass each, and
-    every operation of the function needs only a backward pass that can be differentiated.
+    every operation of the function needs only a backward pass that can be differentiated. `proceed` is called before
+    each product, and may raise to end an analysis.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], point: Tensor) -> None:
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], point: Tensor, proceed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._proceed = proceed
         self.point = point.detach().clone().requires_grad_()
         with torch.enable_grad():
             self.value = function(self.point)
@@ -50,10 +54,12 @@ class Jacobian:
 
     def jvp(self, tangent: Tensor) -> Tensor:
         """Returns ``J tangent``, in the shape of the value."""
+        self._proceed()
         return torch.autograd.grad(self._pulled, self._cotangent, tangent, retain_graph=True)[0]
 
     def vjp(self, cotangent: Tensor) -> Tensor:
         """Returns ``J^T cotangent``, in the shape of the point."""
+        self._proceed()
         return torch.autograd.grad(self.value, self.point, cotangent, retain_graph=True)[0]
 
 

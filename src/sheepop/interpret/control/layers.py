@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -44,6 +45,25 @@ def update_ratios(before: Mapping[str, Tensor], update: Mapping[str, Tensor]) ->
     moves = torch._foreach_norm([update[name] for name in names])
     pairs = zip(names, torch.stack(list(moves)).tolist(), torch.stack(list(sizes)).tolist(), strict=True)
     return dict(sorted(((name, move / size) for name, move, size in pairs if size > 0), key=lambda item: -item[1]))
+
+
+def beside_others(values: Mapping[str, float]) -> dict[str, float]:
+    """The number of each matrix of a block over the median of the same matrix in the other blocks.
+
+    Matrices outside blocks have no others, nor have those of a network with one block. A median of 0 is left out.
+    """
+    alike: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        before, inside, behind = name.rpartition("blocks.")
+        if inside:
+            alike.setdefault(before + behind.partition(".")[2], {})[name] = value
+    found = {}
+    for group in alike.values():
+        for name, value in group.items():
+            others = [other for each, other in group.items() if each != name]
+            if others and (middle := median(others)) > 0:
+                found[name] = value / middle
+    return found
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ derivative, and weights are in float32 or float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -76,23 +76,31 @@ class OperatingPoint:
     """A pass over a prompt, and the derivatives between its parts. Shapes: T tokens, D d_model, L layers, V vocab.
 
     `notes` are sentences about what was done to the model before. The stream ``h_0, ..., h_L`` is that of the trace.
+    `proceed` is called before each pass of the model and each product with a derivative.
     """
 
     trace: Trace
     notes: tuple[str, ...]
+    proceed: Callable[[], None] = lambda: None
 
     @classmethod
     def of(
-        cls, model: Transformer, tokenizer: Tokenizer, prompt: str | Sequence[int], dtype: torch.dtype = torch.float32
+        cls,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        prompt: str | Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        proceed: Callable[[], None] = lambda: None,
     ) -> OperatingPoint:
         """Runs the network over `prompt`; raises the errors of `plain_copy` and `read_traced`."""
         plain, notes = plain_copy(model, dtype)
+        plain.register_forward_pre_hook(lambda *_: proceed())
         trace = Trace.of(plain, tokenizer, prompt)
         for layer, stream_TD in enumerate(trace.residuals):
             if not stream_TD.isfinite().all():
                 where = "the embeddings" if layer == 0 else f"block {layer - 1}"
                 raise CheckpointError(f"The stream after {where} is not finite at this prompt. Try --dtype float64.")
-        return cls(trace, notes)
+        return cls(trace, notes, proceed)
 
     @property
     def model(self) -> Transformer:
@@ -156,9 +164,13 @@ class OperatingPoint:
         """Returns the logits (B, T, V) of the stream after the last block."""
         return self.model.read_out(self.model.finish(stream_BTD))
 
+    def derivative(self, function: Callable[[Tensor], Tensor], at: Tensor) -> Jacobian:
+        """The derivative of a function that runs parts of the network."""
+        return Jacobian(function, at, self.proceed)
+
     def between(self, first: int, last: int) -> Jacobian:
         """The derivative of the stream before block `last` by the stream before block `first`, (T, D) by (T, D)."""
-        return Jacobian(lambda x_TD: self.run(first, last, x_TD[None])[-1][0], self.states[first])
+        return self.derivative(lambda x_TD: self.run(first, last, x_TD[None])[-1][0], self.states[first])
 
     def part(self, layer: int, begin: str, end: str) -> Jacobian:
         """The derivative of the value at one probe of a block by that at an earlier one, such as `attention_input`."""
@@ -171,7 +183,7 @@ class OperatingPoint:
                 self.run(layer, layer + 1, self.states[layer][None])
             return found[0][0]
 
-        return Jacobian(function, self.trace[f"{path}.{begin}"])
+        return self.derivative(function, self.trace[f"{path}.{begin}"])
 
     def norms(self, layer: int) -> dict[str, Jacobian]:
         """The derivatives of the norms of a block, such as `attention_norm`, at their inputs, in their order."""
@@ -187,7 +199,7 @@ class OperatingPoint:
         finally:
             for hook in hooks:
                 hook.remove()
-        return {name: Jacobian(found[name], point) for name, point in inputs.items()}
+        return {name: self.derivative(found[name], point) for name, point in inputs.items()}
 
     def read_in_nats(self, stream_TD: Tensor) -> Tensor:
         """Returns the logits (T, V) of the last stream in units whose squared changes are twice a divergence in nats.

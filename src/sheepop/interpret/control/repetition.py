@@ -71,11 +71,6 @@ class RepeatChances:
         return self.chances[-1]
 
     @property
-    def expected_repeats(self) -> float:
-        """How many more repeats follow on average, if the probability stays what it is."""
-        return self.last / (1 - self.last) if self.last < 1 else math.inf
-
-    @property
     def gain(self) -> float:
         """The factor by which each repeat multiplies the odds of the next; above 1 the loop feeds itself."""
         if len(self.chances) < 2:

@@ -167,7 +167,7 @@ def state_space(
     position = point.position(position)
     vector = point.states[0][position]
     length = float(vector.norm())
-    observed = Jacobian(
+    observed = point.derivative(
         lambda x_D: point.read_in_nats(_last_stream(point, _replaced(point, position, x_D[None]))[0, -1:]), vector
     )
     gain = gain_of("observed", observed, steps, probes, seed, count=steps)
@@ -236,8 +236,8 @@ def _system(point: OperatingPoint, layer: int, probes: int, seed: int) -> BlockS
     def of(name: str, jacobian: Jacobian) -> Gain:
         return gain_of(name, jacobian, _STEPS, probes, seed)
 
-    d = Jacobian(lambda x_1D: output(torch.cat([stream_TD[:-1], x_1D])), stream_TD[-1:])
-    memory = Jacobian(lambda x_tD: output(torch.cat([x_tD, stream_TD[-1:]])), stream_TD[:-1]) if last else None
+    d = point.derivative(lambda x_1D: output(torch.cat([stream_TD[:-1], x_1D])), stream_TD[-1:])
+    memory = point.derivative(lambda x_tD: output(torch.cat([x_tD, stream_TD[-1:]])), stream_TD[:-1]) if last else None
     attention = point.stream.blocks[layer].attention
     b = c = None
     if attention is not None and attention.has_keys:
@@ -262,9 +262,9 @@ def _system(point: OperatingPoint, layer: int, probes: int, seed: int) -> BlockS
             with watch(point.model, observers):
                 return output(stream_TD)
 
-        b = of("B", Jacobian(written, stream_TD[-1:]))
+        b = of("B", point.derivative(written, stream_TD[-1:]))
         cache = torch.cat([keys[:, :-1].flatten(), values[:, :-1].flatten()])
-        c = of("C", Jacobian(read, cache)) if last else None
+        c = of("C", point.derivative(read, cache)) if last else None
     return BlockSystem(of("D", d), None if memory is None else of("memory", memory), b, c)
 
 

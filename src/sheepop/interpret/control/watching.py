@@ -18,7 +18,7 @@ from sheepop.core.random import torch_generator
 from sheepop.interpret.config import AnalysisConfig
 from sheepop.interpret.control.advice import advice_of
 from sheepop.interpret.control.curvature import num_labels, rows_of, summed_loss
-from sheepop.interpret.control.layers import layer_health, update_ratios
+from sheepop.interpret.control.layers import beside_others, layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample
 from sheepop.interpret.control.stability import loss_along, measure_sharpness, turning_factor
 from sheepop.model import Transformer
@@ -165,13 +165,17 @@ def _gradients(model: Transformer, batches: Sequence[TensorBatch], rows: int) ->
 def layers_row(
     model: Transformer, batch: TensorBatch, before: Mapping[str, Tensor], update: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """The fastest matrix, the largest score of attention, and what is dead."""
+    """The fastest matrix, the largest score of attention, what is dead, and what is unlike the same in other blocks."""
     ratios, health = update_ratios(before, update), layer_health(model, batch)
+    matrices = [name for name, weight in before.items() if weight.ndim > 1]
+    size, move = (beside_others({name: float(of[name].norm()) for name in matrices}) for of in (before, update))
     row: dict[str, Any] = {"dead_heads": list(health.dead_heads)}
     for key, values in (
         ("update_ratio", ratios),
         ("attention_logit", health.attention_logits),
         ("dead_units", health.dead_units),
+        ("size_beside_others", size),
+        ("update_beside_others", move),
     ):
         if values:
             place = max(values, key=values.__getitem__)

@@ -1,7 +1,8 @@
-// The page has five rooms. The address contains the choices made in a room, so that a link opens the same view again.
+// The page has six rooms. The address contains the choices made in a room, so that a link opens the same view again.
 
 import { get } from "./api.js";
 import { element, learn, visible } from "./draw.js";
+import { open as analysis } from "./analysis.js";
 import { open as arena } from "./arena.js";
 import { open as chat } from "./chat.js";
 import { open as data } from "./data.js";
@@ -12,6 +13,7 @@ const ROOMS = {
   trace: ["Trace", trace, "Follow a text through a model, number by number"],
   chat: ["Chat", chat, "Chat with one model or two, and see how sure they are"],
   arena: ["Arena", arena, "Vote between two answers without knowing which models wrote them"],
+  analysis: ["Analysis", analysis, "A model and its training as control systems: gains, influence, the loop of writing, stability"],
   training: ["Training", training, "Watch runs learn: curves, texts and pictures over time"],
   data: ["Data", data, "The corpus, and the documents behind a step"],
 };
@@ -74,7 +76,6 @@ async function saved() {
     field.replaceWith(`: ${fields[index].selectedOptions?.[0].textContent ?? fields[index].value}`));
   // Of a formula the part stays that needs neither KaTeX's style sheet nor its fonts.
   copy.querySelectorAll(".katex-html").forEach((each) => each.remove());
-  copy.querySelectorAll("iframe").forEach((frame) => frame.replaceWith("(a separate page)"));
   kept.head.append(element("meta", { charset: "utf-8" }));
   kept.body.append(element("h1", {}, visible(name)), element("p", {}, status.textContent), strip.cloneNode(true), copy);
   // The sheet is added as text, since the page's content security policy forbids inline styles.
