@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint.generation_settings import GENERATION
+from sheepop.core.budget import Budget
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
@@ -26,7 +27,6 @@ from sheepop.jobs.run.train import train as train_run
 from sheepop.jobs.tokenizer import find_tokenizer
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.corpus_memory import CorpusMemory
-from sheepop.plan.budget import Budget
 from sheepop.plan.machine import find_machine
 from sheepop.plan.run_plan import RunPlan
 from sheepop.posttrain.config import Method

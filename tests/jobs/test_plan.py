@@ -194,7 +194,7 @@ def test_steps_of_an_adapter_and_of_rollouts_are_planned(
     assert lora.code == 0, lora.out
     found = json.loads(lora.out)
     assert found["memory"]["moments"] < found["memory"]["weights"] / 2  # those of the adapter only
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.25)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.25)
     settings = (
         f"tuning.grpo.reward={tmp_path / 'check.py'}",
         "tuning.grpo.group_size=2",
@@ -219,7 +219,7 @@ def test_a_step_on_pairs_reads_both_answers(base: Path, tmp_path: Path) -> None:
     done = in_process("plan", base, "--method", "dpo", *shared, *sizes, "training.precision=fp32")
     assert done.code == 0, done.out
     found = json.loads(done.out)
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.25)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.3)
 
 
 def test_examples_that_are_all_too_long_are_found(base: Path, tmp_path: Path) -> None:

@@ -6,23 +6,24 @@ import json
 import math
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from sheepop.core.budget import Budget
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError, UsageError
 from sheepop.core.interrupts import Interrupted
+from sheepop.jobs import family_runs
 from sheepop.jobs import scale as job
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.emergence import emergence
 from sheepop.jobs.run.request import RunRequest
 from sheepop.scale import family
-from sheepop.scale.allocation import Budget
 from sheepop.scale.family import Family, plan_family
-from sheepop.scale.law import recipe_law
 from sheepop.scale.shapes import Shape, shape_for
 
 from ..running import train_given
@@ -38,7 +39,7 @@ def request_of(place: Path) -> job.ScaleRequest:
     words, draw = ["sheep", "wool", "grass", "hill", "dog", "rain", "gate", "field", "lamb", "ewe"], random.Random(0)
     text = place.parent / "text.txt"
     text.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(100)), encoding="utf-8")
-    budgets = Budget(flops=1e10), Budget(flops=1.1e10)
+    budgets = Budget.of("1e10flops"), Budget.of("1.1e10flops")
     return job.ScaleRequest([text], budgets[0], place, budgets[1], SIZES, SETTINGS, at_once=1)
 
 
@@ -46,7 +47,7 @@ def request_of(place: Path) -> job.ScaleRequest:
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
     """A family of two curves that was stopped in its fourth run and resumed, and the metrics of the first three."""
     place, started = tmp_path_factory.mktemp("scale") / "family", 0
-    own = job.train
+    own = family_runs.train
 
     def stopping(request: RunRequest) -> object:
         nonlocal started
@@ -56,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byte
         return own(request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train", stopping)
+        patch.setattr(family_runs, "train", stopping)
         patch.setattr(family, "_LEVELS", 2)
         with pytest.raises(Interrupted, match=r"Finished runs are kept. Go on with: .*scale --resume"):
             job.scale(request_of(place), Console.silent())
@@ -124,7 +125,9 @@ def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
     shutil.copytree(made[0], place)
     settings = yaml.safe_load((place / "run.yaml").read_text())
     settings["training"].pop("max_tokens")
-    job.train(RunRequest(settings | {"output_dir": str(run), "training": settings["training"] | {"max_steps": 40}}))
+    family_runs.train(
+        RunRequest(settings | {"output_dir": str(run), "training": settings["training"] | {"max_steps": 40}})
+    )
     beside, scaled = job.learn(place, run, Console.silent())
     assert len(scaled.runs) == 9 and scaled.runs[0].name == str(run)
     assert beside.low <= beside.predicted <= beside.high
@@ -157,10 +160,14 @@ def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tup
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="too few for 6 runs of three sizes"):
+        plan_family(1e6, 512, lambda flops: 1e5, 2048)
     with pytest.raises(UsageError, match=r"would get 0 steps; 30 are the fewest. Give --spend .*flops"):
-        plan_family(1e6, 512, recipe_law().law, 2048)
+        plan_family(1e6, 512, lambda flops: 1e5, 2048, SIZES)
     with pytest.raises(UsageError, match="three sizes at least"):
-        plan_family(1e13, 512, recipe_law().law, 2048, SIZES[:2])
+        plan_family(1e13, 512, lambda flops: 1e5, 2048, SIZES[:2])
+    with pytest.raises(UsageError, match="as times or operations"):
+        job.scale(replace(request_of(tmp_path), budget=Budget.of("3usd")), Console.silent())
     with pytest.raises(UsageError, match="--sizes 33x2: write WIDTHxLAYERS"):
         Shape.read("33x2")
     (tmp_path / "own.txt").write_text("mine")
@@ -174,11 +181,22 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path):
 
 
 def test_curves_of_a_family_have_equal_operations_and_cost_what_they_may():
-    members = plan_family(4e13, 512, recipe_law().law, 2048, [Shape.read(text) for text in ("32x2", "64x2", "96x2")])
+    members = plan_family(4e13, 512, lambda flops: 1e5, 2048, [Shape.read(text) for text in ("32x2", "64x2", "96x2")])
     costs = [member.cost(512, 2048) for member in members]
     assert sum(costs) == pytest.approx(4e13, rel=0.02)
     for level in range(3):
         assert max(costs[3 * level : 3 * level + 3]) == pytest.approx(min(costs[3 * level : 3 * level + 3]), rel=0.05)
+
+
+def test_the_sizes_of_a_family_are_apart_and_around_the_best_one():
+    members = plan_family(1e14, 2048, lambda flops: 4e5 * (flops / 1e13) ** 0.5, 2048)
+    assert len(members) == 12
+    for level, flops in enumerate(1e14 / 4 / (1 + 1 / 3 + 1 / 9) / 3**back for back in (2, 1, 0)):
+        sizes = [member.shape.parameters(2048) for member in members[4 * level : 4 * level + 4]]
+        assert len(set(sizes)) == 4
+        assert min(sizes) < 4e5 * (flops / 1e13) ** 0.5 < max(sizes)
+    few = plan_family(3e12, 2048, lambda flops: 4.2e5 * (flops / 2e12) ** 0.5, 2048)
+    assert 6 <= len(few) < 12 and all(member.steps >= 30 for member in few)
 
 
 def test_shapes_and_rates_continue_what_was_measured():
