@@ -5,7 +5,9 @@ python bench/plan_accuracy.py --json bench/results/plan_accuracy.json --runs 4-7
 
 Every configuration is planned and run in processes of their own, one after the other. The peak memory of a run is that
 of its process (`ru_maxrss`), and its time that of the whole command. Memory is predicted twice: by counting, and by
-what the process of the plan took in the first steps. Tensors are counted, and measured in two steps of the plan.
+what the process of the plan took in the first steps. Tensors are counted, and measured in two steps of the plan. Times
+are also compared as they would have been without other programs, by the shares of the processors that the plan and the
+run got.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ import psutil
 from record import add_json_option, write_record
 
 _KINDS = ("text", "lora", "grpo", "text", "lora", "grpo", "text", "lora", "grpo", "text")
-_COMPARED = ("memory", "counted_memory", "tensors", "seconds")
+_COMPARED = ("memory", "counted_memory", "tensors", "seconds", "seconds_alone")
 # Operations of the steps of a run, about half a minute on two cores, and the fewest and the most steps.
-_OPERATIONS, _FEWEST_STEPS, _MOST_STEPS = 6e11, 12, 800
+_OPERATIONS, _FEWEST_STEPS, _MOST_STEPS = 5e11, 12, 800
 _BASE = (256, 6)  # width and layers of the model to tune
 _WORDS = ("sheep", "wolf", "meadow", "fence", "night", "jumps", "over", "sleeps", "under", "counts", "the", "a")
 _REWARD = "def reward(prompt, answer, **fields):\n    return float(answer.count('e'))\n"
@@ -111,9 +113,10 @@ def compared(kind: str, draw: random.Random, place: Path, number: int, seconds: 
     plan, _, planning = sheepop("plan", *method, *common, "--run", run, "--seconds", seconds, "--json", *settings)
     found = json.loads(plan)
     _, peak, measured = sheepop(*command, *common, "--output", run, *settings)
-    stages = json.loads((run / "environment.json").read_text())["stage_seconds"]
     expected, memory = found["time"]["seconds"], found["memory"]
     counted, process = memory["tensors"], max(memory["preparation"], found["measured_process"])
+    record = json.loads((run / "environment.json").read_text())
+    stages, share, planned_share = record["stage_seconds"], record["processor_share"], found["time"]["processor_share"]
     return {
         "number": number,
         "kind": kind,
@@ -128,6 +131,8 @@ def compared(kind: str, draw: random.Random, place: Path, number: int, seconds: 
         "seconds_predicted": expected,
         "seconds_measured": measured,
         "seconds_off": expected["middle"] / measured - 1,
+        "seconds_alone_off": planned_share * expected["middle"] / (share * measured) - 1,
+        "shares": [planned_share, share],
         "is_inside": expected["low"] <= measured <= expected["high"],
         "besides_predicted": found["time"]["besides_seconds"],
         "step_predicted": found["time"]["step_seconds"],
@@ -141,7 +146,7 @@ def main() -> None:
     """Compares and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", default=f"0-{len(_KINDS) - 1}", metavar="FROM-TO", help="the numbers of the runs")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long a plan times steps")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long a plan times steps")
     add_json_option(parser)
     given = parser.parse_args()
     first, last = map(int, given.runs.split("-"))

@@ -6,7 +6,9 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from sheepop.jobs.emergence import emergence
 from sheepop.jobs.run.request import RunRequest
 from sheepop.scale import family
 from sheepop.scale.family import Family, plan_family
+from sheepop.scale.fit import fit_law
 from sheepop.scale.shapes import Shape, shape_for
 
 from ..running import train_given
@@ -31,8 +34,16 @@ from ..running import train_given
 SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3", "64x1")]
 SETTINGS = (
     "device=cpu", "training.global_batch_size=4", "model.max_seq_len=16", "tokenizer.algorithm=char",
-    "data.documents=blank_line", "model.ngrams=null", "data.validation_fraction=0.1",
+    "data.documents=blank_line", "model.ngrams=null", "data.validation_fraction=0.1", "training.sinks=[]",
+    "training.sample_prompts=[]",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "fit_law", partial(fit_law, resamples=20))
+        yield
 
 
 def request_of(place: Path) -> job.ScaleRequest:

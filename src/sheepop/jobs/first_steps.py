@@ -37,7 +37,7 @@ class FirstSteps:
 
     `tensors` is the peak of the bytes of tensors in two steps with the longest rows, and `process` that of the process
     in all steps, 0 on a GPU. `seconds` are those of the timed steps, which have `tokens` and `flops` each on average.
-    `quiet` is the share of the processors that they got beside other programs. `beginning` are the seconds to build
+    `quiet` is the share of the processors that all this got beside other programs. `beginning` are the seconds to build
     the network, and the others those of one `checkpoint`, one round of `samples` and `evaluations`, and of the
     `scoring` of a held-out row; 0 for what the run does not do.
     """
@@ -69,13 +69,14 @@ class FirstSteps:
         processor = ProcessorTime()
         with processor.counted():
             times, tokens, flops = _timed(runner, parts, run.device, steps, seconds)
+            checkpoint = _seconds_of_checkpoint(run, parts)
+            with parts.evaluation.applied(), parts.placement.evaluating():
+                scoring = _seconds_a_row(run, parts, _SCORING_SHARE * seconds)
+                sample = run.task.samples(parts.model, run.device)
+                evaluate = run.task.evaluations(parts.model, run.device)
+                samples = 0.0 if sample is None else _seconds_of(lambda: sample(0))
+                evaluations = 0.0 if evaluate is None else _seconds_of(evaluate)
         quiet = processor.take() if run.device == "cpu" else 1.0
-        checkpoint = _seconds_of_checkpoint(run, parts)
-        with parts.evaluation.applied(), parts.placement.evaluating():
-            scoring = _seconds_a_row(run, parts, _SCORING_SHARE * seconds)
-            sample, evaluate = run.task.samples(parts.model, run.device), run.task.evaluations(parts.model, run.device)
-            samples = 0.0 if sample is None else _seconds_of(lambda: sample(0))
-            evaluations = 0.0 if evaluate is None else _seconds_of(evaluate)
         # Memory that is freed stays with the process (`keep_freed_memory`), so this is its peak.
         process = psutil.Process().memory_info().rss if run.device == "cpu" else 0
         return cls(

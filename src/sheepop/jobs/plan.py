@@ -60,14 +60,14 @@ def _here(found: Preflight, budget: Budget | None, usd: float | None) -> RunPlan
     """The plan for this machine."""
     config, course, first = found.config, None, found.steps_taken
     if first is not None and len(first.seconds) > 1:
-        step = mean_interval(first.seconds, first.quiet)
-        course = Course(found.steps, step, found.besides, first.tokens, first.flops, usd)
+        step = mean_interval(first.seconds)
+        course = Course(found.steps, step, found.besides, first.tokens, first.flops, usd, first.quiet)
         if config is not None and config.tuning.method in _WRITES:
             found.assumed.append("Answers stay as long as those of the model before its first step.")
         if first.quiet < QUIET:
             found.assumed.append(
-                f"The machine stays as busy as now: steps got {first.quiet:.0%} of their processor time. The lower "
-                "bounds are those of steps alone."
+                f"The machine stays as busy as now: the first steps got {first.quiet:.0%} of their processor time. The "
+                "lower bound is for a machine without other programs."
             )
     if usd is not None:
         found.assumed.append(f"An hour of this machine costs {usd:,.2f} USD.")

@@ -177,6 +177,7 @@ def _time(course: Course) -> dict[str, Any]:
         "steps": course.steps,
         "step_seconds": asdict(course.step),
         "besides_seconds": dict(course.besides),
+        "processor_share": course.quiet,
         "seconds": asdict(course.seconds) if course.steps else None,
         "usd": asdict(usd) if usd is not None and course.steps else None,
         "tokens_per_step": course.tokens,

@@ -31,13 +31,12 @@ class Interval:
         return Interval(*(factor * value for value in (self.low, self.middle, self.high)))
 
 
-def mean_interval(seconds: Sequence[float], quiet: float = 1.0) -> Interval:
+def mean_interval(seconds: Sequence[float]) -> Interval:
     """The mean of timed steps with its 95 percent interval.
 
     Its bounds are percentiles of the means of 1,000 samples drawn with replacement (Efron 1979), widened to the means
-    of the first and the second half, and then by `_DRIFT`, because the speed of a machine also drifts. Beside other
-    programs, which left the steps the share `quiet` of the processors, the lower bound is that of the steps alone.
-    Raises `ValueError` for fewer than two times.
+    of the first and the second half, and then by `_DRIFT`, because the speed of a machine also drifts. Raises
+    `ValueError` for fewer than two times.
     """
     times = np.asarray(seconds, np.float64)
     if len(times) < 2:
@@ -46,14 +45,16 @@ def mean_interval(seconds: Sequence[float], quiet: float = 1.0) -> Interval:
     low, high = np.quantile(times[drawn].mean(axis=1), [(1 - _COVERED) / 2, (1 + _COVERED) / 2])
     halves = [float(half.mean()) for half in np.array_split(times, 2)]
     least, most = min(float(low), *halves), max(float(high), *halves)
-    return Interval(quiet * (1 - _DRIFT) * least, float(times.mean()), (1 + _DRIFT) * most)
+    return Interval((1 - _DRIFT) * least, float(times.mean()), (1 + _DRIFT) * most)
 
 
 @dataclass(frozen=True)
 class Course:
     """How long a run takes: `step` seconds each of `steps`, and `besides` by part for what is not a step.
 
-    Steps have `tokens` and `flops` each. `usd_per_hour` is the price of the machine, None if it is not known.
+    Steps have `tokens` and `flops` each. Beside other programs they got the share `quiet` of the processors, with which
+    a machine that becomes quiet multiplies all times. `usd_per_hour` is the price of the machine, None if it is not
+    known.
     """
 
     steps: int
@@ -62,6 +63,7 @@ class Course:
     tokens: float
     flops: float
     usd_per_hour: float | None = None
+    quiet: float = 1.0
 
     @property
     def rest(self) -> Interval:
@@ -71,9 +73,9 @@ class Course:
 
     @property
     def seconds(self) -> Interval:
-        """The time of the run."""
+        """The time of the run while the machine is as busy as now; the lower bound is without other programs."""
         steps, rest = self.step.times(self.steps), self.rest
-        return Interval(steps.low + rest.low, steps.middle + rest.middle, steps.high + rest.high)
+        return Interval(self.quiet * (steps.low + rest.low), steps.middle + rest.middle, steps.high + rest.high)
 
     @property
     def usd(self) -> Interval | None:
@@ -92,6 +94,7 @@ class Course:
             if self.usd_per_hour is None:
                 return None
             seconds = budget.amount / self.usd_per_hour * 3600
-        ends = ((self.step.high, self.rest.high), (self.step.middle, self.rest.middle), (self.step.low, self.rest.low))
-        fewest, middle, most = (int(max(0.0, seconds - rest) // step) for step, rest in ends)
+        step, rest, quiet = self.step, self.rest, self.quiet
+        ends = (step.high, rest.high), (step.middle, rest.middle), (quiet * step.low, quiet * rest.low)
+        fewest, middle, most = (int(max(0.0, seconds - besides) // each) for each, besides in ends)
         return fewest, middle, most
