@@ -7,13 +7,14 @@ Every configuration is planned and run in processes of their own, one after the 
 of its process (`ru_maxrss`), and its time that of the whole command. Memory is predicted twice: by counting, and by
 what the process of the plan took in the first steps. Tensors are counted, and measured in two steps of the plan. Times
 are also compared as they would have been without other programs, by the shares of the processors that the plan and the
-run got.
+run got. With --by-processor all clocks count the processor time of one thread, which other programs change little.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -30,32 +31,42 @@ from record import add_json_option, write_record
 _KINDS = ("text", "lora", "grpo", "text", "lora", "grpo", "text", "lora", "grpo", "text")
 _COMPARED = ("memory", "counted_memory", "tensors", "seconds", "seconds_alone")
 # Operations of the steps of a run, about half a minute on two cores, and the fewest and the most steps.
-_OPERATIONS, _FEWEST_STEPS, _MOST_STEPS = 5e11, 12, 800
+_OPERATIONS, _FEWEST_STEPS, _MOST_STEPS = 2.5e11, 12, 800
 _BASE = (256, 6)  # width and layers of the model to tune
 _WORDS = ("sheep", "wolf", "meadow", "fence", "night", "jumps", "over", "sleeps", "under", "counts", "the", "a")
 _REWARD = "def reward(prompt, answer, **fields):\n    return float(answer.count('e'))\n"
 _RUNNER = """
 import json, resource, sys, time
+arguments, by_processor = json.loads(sys.argv[1]), sys.argv[2] == "True"
+if by_processor and arguments[0] == "plan":
+    time.perf_counter = time.monotonic = time.process_time
 from sheepop.cli.main import main
-sys.argv = ["sheepop", *json.loads(sys.argv[1])]
+from sheepop.core.processor_time import ProcessorTime
+if by_processor:
+    ProcessorTime.take = lambda self: 1.0
+sys.argv = ["sheepop", *arguments]
 try:
     main()
 except SystemExit as end:
     if end.code:
         raise
 finally:
-    print("PEAK", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print("PEAK", 1024 * used.ru_maxrss, used.ru_utime + used.ru_stime)
 """
 
 
-def sheepop(*arguments: object) -> tuple[str, int, float]:
-    """The output of a command, the peak memory of its process in bytes, and its seconds."""
-    program, began = [sys.executable, "-c", _RUNNER, json.dumps([str(each) for each in arguments])], time.perf_counter()
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+def sheepop(*arguments: object, by_processor: bool = False) -> tuple[str, int, float]:
+    """The output of a command, the peak memory of its process in bytes, and its seconds, also `by_processor`."""
+    given, began = json.dumps([str(each) for each in arguments]), time.perf_counter()
+    program = [sys.executable, "-c", _RUNNER, given, str(by_processor)]
+    threads = {"OMP_NUM_THREADS": "1"} if by_processor else {}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env={**os.environ, **threads})
     if done.returncode:
         raise RuntimeError(f"{arguments}: {done.stderr[-2000:]}")
-    output, _, peak = done.stdout.rpartition("PEAK ")
-    return output, int(peak), time.perf_counter() - began
+    output, _, peak_and_seconds = done.stdout.rpartition("PEAK ")
+    peak, seconds = peak_and_seconds.split()
+    return output, int(peak), float(seconds) if by_processor else time.perf_counter() - began
 
 
 def drawn(kind: str, draw: random.Random, place: Path) -> tuple[list[str], list[str], list[str]]:
@@ -105,14 +116,19 @@ def prepared(place: Path) -> None:
             "training.precision=fp32")  # fmt: skip
 
 
-def compared(kind: str, draw: random.Random, place: Path, number: int, seconds: float) -> dict[str, Any]:
+def compared(
+    kind: str, draw: random.Random, place: Path, number: int, seconds: float, *, by_processor: bool
+) -> dict[str, Any]:
     """Plans and runs one configuration."""
     command, data, settings = drawn(kind, draw, place)
     method = [command[2], "--method", command[1]] if command[0] == "tune" else []
     run, common = place / f"run-{number}", [*data, "--device", "cpu", "--quiet"]
-    plan, _, planning = sheepop("plan", *method, *common, "--run", run, "--seconds", seconds, "--json", *settings)
+    how = {"by_processor": by_processor}
+    plan, _, planning = sheepop(
+        "plan", *method, *common, "--run", run, "--seconds", seconds, "--json", *settings, **how
+    )
     found = json.loads(plan)
-    _, peak, measured = sheepop(*command, *common, "--output", run, *settings)
+    _, peak, measured = sheepop(*command, *common, "--output", run, *settings, **how)
     expected, memory = found["time"]["seconds"], found["memory"]
     counted, process = memory["tensors"], max(memory["preparation"], found["measured_process"])
     record = json.loads((run / "environment.json").read_text())
@@ -147,6 +163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", default=f"0-{len(_KINDS) - 1}", metavar="FROM-TO", help="the numbers of the runs")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long a plan times steps")
+    parser.add_argument(
+        "--by-processor", action="store_true", help="compare processor time of one thread, for a busy machine"
+    )
     add_json_option(parser)
     given = parser.parse_args()
     first, last = map(int, given.runs.split("-"))
@@ -157,10 +176,14 @@ def main() -> None:
         place = Path(folder)
         prepared(place)
         for number in range(first, last + 1):
-            found = results[number] = compared(_KINDS[number], random.Random(number), place, number, given.seconds)
+            draw = random.Random(number)
+            found = results[number] = compared(
+                _KINDS[number], draw, place, number, given.seconds, by_processor=given.by_processor
+            )
             off = " ".join(f"{name} {found[f'{name}_off']:+.1%}" for name in _COMPARED)
             print(found["kind"], off, "inside" if found["is_inside"] else "outside", flush=True)
-            write_record(given.json, {"runs": [results[each] for each in sorted(results)]})
+            clock = "processor time of one thread" if given.by_processor else "wall time"
+            write_record(given.json, {"clock": clock, "runs": [results[each] for each in sorted(results)]})
     for name in _COMPARED:
         sizes = sorted(abs(each[f"{name}_off"]) for each in results.values())
         print(f"{name}: off by {statistics.median(sizes):.1%} in the middle, {sizes[-1]:.1%} at most")

@@ -148,7 +148,9 @@ def _fit(
             bits.append(found[1] / found[0].loss)
     if not bits:
         raise DataError(f"No run of {directory} is finished, so there is nothing to fit. Go on with --resume.")
-    known = KnownBest(family.flops, _weights(family, family.recipe))
+    # The recipe's sizes were measured at equal times, in which a small network does fewer operations than a large one.
+    in_time = family.budget.kind == "seconds"
+    known = KnownBest(family.flops, _weights(family, family.recipe)) if in_time else None
     return fit_law(runs, known=known, repetitions=family.use.repetitions), runs, left_out, bits
 
 

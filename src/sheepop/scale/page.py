@@ -101,11 +101,11 @@ class Scaled:
             f"{found.recipe_loss:.4f} ({more:+.1%}): {than}."
         ]
         if self.fit.with_prior:
-            prior = known_laws()[PRIOR]
+            prior, in_time = known_laws()[PRIOR], family.budget.kind == "seconds"
+            size = f" Its best size is drawn towards the recipe's, {found.recipe}." if in_time else ""
             notes.append(
                 "The runs are too few or too alike for the law, so its exponents are drawn towards "
-                f"{prior.law.alpha:.3g} and {prior.law.beta:.3g} ({prior.origin}), and its best size towards the "
-                f"recipe's, {found.recipe}."
+                f"{prior.law.alpha:.3g} and {prior.law.beta:.3g} ({prior.origin}).{size}"
             )
         if found.is_far:
             notes.append(
