@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sheepop.core.budget import Budget
 from sheepop.core.console import Console
 from sheepop.jobs.plan import plan_a_run
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train as train_run
 from sheepop.language_model import LanguageModel, load
-from sheepop.plan.budget import Budget
 from sheepop.plan.machine import find_machine
 from sheepop.plan.run_plan import RunPlan
 from sheepop.posttrain.config import Method

@@ -36,9 +36,9 @@ def config(**training: Any) -> SheepOpConfig:
     return SheepOpConfig.model_validate({"model": MODEL, "training": given, "tuning": {"method": "sft"}})
 
 
-def fitting(given: SheepOpConfig, length: int, said: list[str] | None = None) -> Any:
+def fitting(given: SheepOpConfig, length: int, said: list[str] | None = None, texts: int = 1) -> Any:
     console = SimpleNamespace(info=[].append if said is None else said.append)
-    task: Any = SimpleNamespace(config=given, console=console, origin=None)
+    task: Any = SimpleNamespace(config=given, console=console, origin=None, texts_of_row=texts)
     named = given.training.model_dump(exclude_defaults=True)
     return resolve._fitting(task, given.training, named, length, "cpu")
 
@@ -68,6 +68,16 @@ def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
 def test_a_cpu_reads_at_most_256_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
     assert [fitting(config(), length).micro_batch_size for length in (128, 192, 2048)] == [2, 1, 1]
+    assert fitting(config(), 128, texts=2).micro_batch_size == 1  # a pair of answers
+
+
+def test_a_row_of_two_texts_needs_as_much_as_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = config(micro_batch_size=1)
+    pair = bytes_of_a_step(given, given.training, 64, "cpu", texts=2)
+    assert pair == bytes_of_a_step(given, given.training.replace(micro_batch_size=2), 64, "cpu")
+    monkeypatch.setattr(resolve, "usable_memory", lambda training, device: pair.peak("none", 0) - 1)
+    found = [fitting(given, 64, texts=texts).activation_checkpointing for texts in (1, 2)]
+    assert found == ["none", "auto"]
 
 
 def test_blocks_are_recomputed_where_one_row_does_not_fit_and_nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_checkpoints_that_fill_the_disk_are_found(
 
 
 def test_the_most_checkpoints_and_their_size_are_those_of_a_run(configured: Configured, tmp_path: Path) -> None:
-    config = configured(tmp_path / "run", "model.d_model=64", "training.max_steps=20", "training.checkpoint_interval=1")
+    config = configured(tmp_path / "run", "model.d_model=64", "training.max_steps=8", "training.checkpoint_interval=1")
     disk = planned(config).disk
     assert disk is not None
     train(config)
@@ -168,15 +168,18 @@ def test_the_most_checkpoints_and_their_size_are_those_of_a_run(configured: Conf
 
 
 def test_a_sound_run_has_no_finding_and_its_counts_are_its_own(configured: Configured, tmp_path: Path) -> None:
-    config = configured(tmp_path / "run", "model.d_model=64", "training.max_steps=9")
-    found = planned(config)
+    warmup = "training.batch_size_warmup=[[16,1]]"
+    found = planned(configured(tmp_path / "run", "model.d_model=64", "training.max_steps=32", warmup))
     assert found.findings == []
     assert found.course is not None
     assert found.memory is not None
-    assert found.course.steps == 9
+    assert found.course.steps == 32
     assert found.tensors == pytest.approx(found.memory.tensors, rel=0.1)
-    # 4 rows of 32 tokens, of which documents of another length may leave the last label out
-    assert 100 < found.course.tokens <= 128
+    assert found.process is not None and found.process > found.memory.program
+    # 1 row of 32 tokens in half of the steps and 4 in the others, so 80 tokens on average. The timed steps are from all
+    # parts of the run. Documents of another length may leave the last label out.
+    assert 65 < found.course.tokens < 90
+    assert all(found.course.besides[part] > 0 for part in ("preparation", "validations", "score", "checkpoints"))
     assert found.largest_rows == 4
     assert list(tmp_path.iterdir()) == []
 
@@ -194,7 +197,7 @@ def test_steps_of_an_adapter_and_of_rollouts_are_planned(
     assert lora.code == 0, lora.out
     found = json.loads(lora.out)
     assert found["memory"]["moments"] < found["memory"]["weights"] / 2  # those of the adapter only
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.25)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.25)
     settings = (
         f"tuning.grpo.reward={tmp_path / 'check.py'}",
         "tuning.grpo.group_size=2",
@@ -219,7 +222,7 @@ def test_a_step_on_pairs_reads_both_answers(base: Path, tmp_path: Path) -> None:
     done = in_process("plan", base, "--method", "dpo", *shared, *sizes, "training.precision=fp32")
     assert done.code == 0, done.out
     found = json.loads(done.out)
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["peak"] - found["memory"]["program"], rel=0.25)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.3)
 
 
 def test_examples_that_are_all_too_long_are_found(base: Path, tmp_path: Path) -> None:
@@ -299,9 +302,12 @@ def test_a_large_text_is_read_in_part(
     monkeypatch.setattr(look, "sampled", lambda paths, place: original(paths, place, whole // 3))
     from sheepop.plan.sample import sampled as original
 
-    found = planned(configured(tmp_path / "run", "training.max_steps=null", "training.max_epochs=2"))
+    config = configured(tmp_path / "run", "training.max_steps=null", "training.max_epochs=2")
+    found = planned(config)
     assert not found.ends
     assert any("% of the text was read" in words for words in found.assumed)
-    outcome = train(configured(tmp_path / "run", "training.max_steps=null", "training.max_epochs=2"))
-    assert found.course is not None
-    assert found.course.steps == pytest.approx(outcome.steps, rel=0.2)
+    monkeypatch.undo()
+    of_all = planned(config)
+    assert not of_all.assumed or all("of the text was read" not in words for words in of_all.assumed)
+    assert found.course is not None and of_all.course is not None
+    assert found.course.steps == pytest.approx(of_all.course.steps, rel=0.2)

@@ -6,39 +6,49 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
+from sheepop.core.budget import Budget
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError, UsageError
 from sheepop.core.interrupts import Interrupted
+from sheepop.jobs import family_runs
 from sheepop.jobs import scale as job
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.emergence import emergence
 from sheepop.jobs.run.request import RunRequest
 from sheepop.scale import family
-from sheepop.scale.allocation import Budget
 from sheepop.scale.family import Family, plan_family
-from sheepop.scale.law import recipe_law
+from sheepop.scale.fit import fit_law
 from sheepop.scale.shapes import Shape, shape_for
 
-from ..running import train_given
-
-SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3", "64x1")]
+SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3")]
 SETTINGS = (
     "device=cpu", "training.global_batch_size=4", "model.max_seq_len=16", "tokenizer.algorithm=char",
-    "data.documents=blank_line", "model.ngrams=null", "data.validation_fraction=0.1",
+    "data.documents=blank_line", "model.ngrams=null", "data.validation_fraction=0.1", "training.sinks=[]",
+    "training.sample_prompts=[]",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "fit_law", partial(fit_law, resamples=20))
+        yield
 
 
 def request_of(place: Path) -> job.ScaleRequest:
     words, draw = ["sheep", "wool", "grass", "hill", "dog", "rain", "gate", "field", "lamb", "ewe"], random.Random(0)
     text = place.parent / "text.txt"
     text.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(100)), encoding="utf-8")
-    budgets = Budget(flops=1e10), Budget(flops=1.1e10)
+    budgets = Budget.of("6e9flops"), Budget.of("6.3e9flops")
     return job.ScaleRequest([text], budgets[0], place, budgets[1], SIZES, SETTINGS, at_once=1)
 
 
@@ -46,7 +56,7 @@ def request_of(place: Path) -> job.ScaleRequest:
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
     """A family of two curves that was stopped in its fourth run and resumed, and the metrics of the first three."""
     place, started = tmp_path_factory.mktemp("scale") / "family", 0
-    own = job.train
+    own = family_runs.train
 
     def stopping(request: RunRequest) -> object:
         nonlocal started
@@ -56,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byte
         return own(request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train", stopping)
+        patch.setattr(family_runs, "train", stopping)
         patch.setattr(family, "_LEVELS", 2)
         with pytest.raises(Interrupted, match=r"Finished runs are kept. Go on with: .*scale --resume"):
             job.scale(request_of(place), Console.silent())
@@ -71,13 +81,13 @@ def test_a_family_that_was_stopped_keeps_its_finished_runs(made: tuple[Path, dic
     after = {path.parent.name: path.read_bytes() for path in place.glob("runs/*/metrics.jsonl")}
     assert {name: after[name] for name in before} == before
     assert set(after) == {member.name for member in Family.read(place).members}
-    assert len(after) == 8
+    assert len(after) == 6
 
 
 def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, dict[str, bytes]]):
     place = made[0]
     found = json.loads((place / "law.json").read_text())
-    assert len(found["runs"]) == 8 and found["left_out"] == {} and found["law"]["prior"] == "besiroglu"
+    assert len(found["runs"]) == 6 and found["left_out"] == {} and found["law"]["prior"] == "besiroglu"
     for run in found["runs"]:
         (score,) = [
             json.loads(line)
@@ -86,7 +96,7 @@ def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, dict[str,
         ]
         assert run["loss"] == score["loss"]
     best = found["recommended"]
-    assert 6 * best["parameters"] * best["tokens"] == pytest.approx(1e10)
+    assert 6 * best["parameters"] * best["tokens"] == pytest.approx(6e9)
     assert best["loss_between"][0] <= best["loss"] <= best["loss_between"][1]
     settings = yaml.safe_load((place / "run.yaml").read_text())
     config = validate(SheepOpConfig, settings)
@@ -106,6 +116,8 @@ def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, dict[str, b
     shutil.rmtree(place / "runs" / first.name)
     settings = json.loads((place / "family.json").read_text())
     settings["settings"]["training"] |= {"learning_rate": 1e30, "trouble": {"non_finite": "stop"}}
+    # Two runs from outside, so that enough are left for a law.
+    settings["added"] = [{"name": f"{n}", "parameters": n, "tokens": 2e4, "loss": 2.5} for n in (2e4, 3e4)]
     (place / "family.json").write_text(json.dumps(settings))
     metrics = place / "runs" / second.name / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -124,22 +136,27 @@ def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
     shutil.copytree(made[0], place)
     settings = yaml.safe_load((place / "run.yaml").read_text())
     settings["training"].pop("max_tokens")
-    job.train(RunRequest(settings | {"output_dir": str(run), "training": settings["training"] | {"max_steps": 40}}))
+    family_runs.train(
+        RunRequest(settings | {"output_dir": str(run), "training": settings["training"] | {"max_steps": 40}})
+    )
     beside, scaled = job.learn(place, run, Console.silent())
-    assert len(scaled.runs) == 9 and scaled.runs[0].name == str(run)
+    assert len(scaled.runs) == 7 and scaled.runs[0].name == str(run)
     assert beside.low <= beside.predicted <= beside.high
     assert beside.is_inside == (beside.low <= beside.loss <= beside.high)
     again, twice = job.learn(place, run, Console.silent())
-    assert len(twice.runs) == 9
+    assert len(twice.runs) == 7
     assert again.predicted == pytest.approx(beside.predicted, rel=1e-6)
     assert json.loads((place / "law.json").read_text())["beside"][0]["name"] == str(run)
-    other = train_given((
-        f"data.paths={made[0].parent / 'text.txt'}", f"output_dir={tmp_path / 'other'}", "training.max_steps=1",
-        "tokenizer.algorithm=char", "model.d_model=16", "model.num_layers=1", "model.num_heads=1", "device=cpu",
-        "model.max_seq_len=16",
-    ))  # fmt: skip
+    corpus, other = tmp_path / "corpus", tmp_path / "other"
+    shutil.copytree(made[0] / "corpus", corpus)
+    manifest = (corpus / "manifest.json").read_text()
+    checksum = json.loads(manifest)["tokens"]["splits"]["validation"]["files"][0]["sha256"]
+    (corpus / "manifest.json").write_text(manifest.replace(checksum, checksum[::-1]))
+    shutil.copytree(run, other)
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace(str(made[0] / "corpus"), str(corpus)))
     with pytest.raises(DataError, match="is not scored on the held-out text"):
-        job.learn(place, other.run, Console.silent())
+        job.learn(place, other, Console.silent())
 
 
 def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tuple[Path, dict[str, bytes]]):
@@ -148,7 +165,7 @@ def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tup
     row = {"prompt": "wool grass", "choices": [" hill", "x"], "answer": 0}
     questions.write_text(f"{json.dumps(row)}\n")
     found = emergence(place, [str(questions)], None, 0, Console.silent()).courses[0]
-    assert len(found.points) == 8
+    assert len(found.points) == 6
     assert [point.flops for point in found.points] == sorted(point.flops for point in found.points)
     assert all(point.bits >= 0 for point in found.points)
     assert (place / "emergence.png").is_file()
@@ -157,10 +174,14 @@ def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tup
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="too few for 6 runs of three sizes"):
+        plan_family(1e6, 512, lambda flops: 1e5, 2048)
     with pytest.raises(UsageError, match=r"would get 0 steps; 30 are the fewest. Give --spend .*flops"):
-        plan_family(1e6, 512, recipe_law().law, 2048)
+        plan_family(1e6, 512, lambda flops: 1e5, 2048, SIZES)
     with pytest.raises(UsageError, match="three sizes at least"):
-        plan_family(1e13, 512, recipe_law().law, 2048, SIZES[:2])
+        plan_family(1e13, 512, lambda flops: 1e5, 2048, SIZES[:2])
+    with pytest.raises(UsageError, match="as times or operations"):
+        job.scale(replace(request_of(tmp_path), budget=Budget.of("3usd")), Console.silent())
     with pytest.raises(UsageError, match="--sizes 33x2: write WIDTHxLAYERS"):
         Shape.read("33x2")
     (tmp_path / "own.txt").write_text("mine")
@@ -174,11 +195,22 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path):
 
 
 def test_curves_of_a_family_have_equal_operations_and_cost_what_they_may():
-    members = plan_family(4e13, 512, recipe_law().law, 2048, [Shape.read(text) for text in ("32x2", "64x2", "96x2")])
+    members = plan_family(4e13, 512, lambda flops: 1e5, 2048, [Shape.read(text) for text in ("32x2", "64x2", "96x2")])
     costs = [member.cost(512, 2048) for member in members]
     assert sum(costs) == pytest.approx(4e13, rel=0.02)
     for level in range(3):
         assert max(costs[3 * level : 3 * level + 3]) == pytest.approx(min(costs[3 * level : 3 * level + 3]), rel=0.05)
+
+
+def test_the_sizes_of_a_family_are_apart_and_around_the_best_one():
+    members = plan_family(1e14, 2048, lambda flops: 4e5 * (flops / 1e13) ** 0.5, 2048)
+    assert len(members) == 12
+    for level, flops in enumerate(1e14 / 4 / (1 + 1 / 3 + 1 / 9) / 3**back for back in (2, 1, 0)):
+        sizes = [member.shape.parameters(2048) for member in members[4 * level : 4 * level + 4]]
+        assert len(set(sizes)) == 4
+        assert min(sizes) < 4e5 * (flops / 1e13) ** 0.5 < max(sizes)
+    few = plan_family(3e12, 2048, lambda flops: 4.2e5 * (flops / 2e12) ** 0.5, 2048)
+    assert 6 <= len(few) < 12 and all(member.steps >= 30 for member in few)
 
 
 def test_shapes_and_rates_continue_what_was_measured():

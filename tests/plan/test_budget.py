@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sheepop.core.budget import Budget
 from sheepop.core.errors import ConfigError, UsageError
-from sheepop.plan.budget import Budget
 from sheepop.plan.machine import find_machine
 from sheepop.plan.timing import Course, Interval, mean_interval
 
@@ -90,12 +91,12 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_the_interval_of_equal_times_is_the_time() -> None:
     found = mean_interval([0.25] * 8)
-    assert (found.low, found.middle, found.high) == (0.25, 0.25, 0.25)
+    assert (found.low, found.middle, found.high) == pytest.approx((0.95 * 0.25, 0.25, 1.05 * 0.25))
 
 
 def test_the_interval_covers_a_drift_between_the_halves() -> None:
     found = mean_interval([1.0, 1.0, 1.0, 3.0, 3.0, 3.0])
-    assert (found.low, found.middle, found.high) == (1.0, 2.0, 3.0)
+    assert (found.low, found.middle, found.high) == pytest.approx((0.95, 2.0, 3.15))
 
 
 def test_the_interval_of_a_normal_mean_is_two_standard_errors() -> None:
@@ -104,15 +105,18 @@ def test_the_interval_of_a_normal_mean_is_two_standard_errors() -> None:
     times = [NormalDist(10, 1).inv_cdf((number + 0.5) / 400) for number in range(400)]
     times = times[::2] + times[1::2][::-1]  # both halves have the same mean
     found = mean_interval(times)
-    assert found.high - found.middle == pytest.approx(1.96 / 20, rel=0.25)
+    assert found.high / 1.05 - found.middle == pytest.approx(1.96 / 20, rel=0.25)
 
 
 def test_a_budget_holds_the_steps_that_fit_after_all_else() -> None:
-    course = Course(100, Interval(1.0, 2.0, 4.0), besides=20, tokens=10, flops=5, usd_per_hour=36)
-    assert (course.seconds.low, course.seconds.middle, course.seconds.high) == (120, 220, 420)
+    course = Course(100, Interval(1.0, 2.0, 4.0), {"score": 15, "report": 5}, tokens=10, flops=5, usd_per_hour=36)
+    assert (course.seconds.low, course.seconds.middle, course.seconds.high) == (115, 220, 425)
     assert course.usd is not None
     assert course.usd.middle == pytest.approx(2.2)
-    assert course.steps_within(Budget.of("1min")) == (10, 20, 40)
+    assert course.steps_within(Budget.of("1min")) == (8, 20, 45)
     assert course.steps_within(Budget.of("101flops")) == (20, 20, 20)
-    assert course.steps_within(Budget.of("1.2usd")) == (25, 50, 100)  # 120 seconds
+    assert course.steps_within(Budget.of("1.2usd")) == (23, 50, 105)  # 120 seconds
     assert course.steps_within(Budget.of("5s")) == (0, 0, 0)
+    busy = replace(course, quiet=0.5)
+    assert (busy.seconds.low, busy.seconds.middle, busy.seconds.high) == (57.5, 220, 425)
+    assert busy.steps_within(Budget.of("1min")) == (8, 20, 105)

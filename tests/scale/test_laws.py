@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from sheepop.core.errors import DataError, UsageError
-from sheepop.scale.allocation import Budget, Cost, Use, best_size, curves
-from sheepop.scale.fit import Observation, fit_law, needs_prior
+from sheepop.core.errors import DataError
+from sheepop.scale.allocation import Cost, Use, best_size, curves
+from sheepop.scale.fit import KnownBest, Observation, fit_law, needs_prior
 from sheepop.scale.law import REPETITIONS, Law, effective_tokens, known_laws
 
 SMALL = Law(1.2, 80.0, 300.0, 0.34, 0.30)
@@ -140,20 +140,19 @@ def test_a_small_family_is_drawn_to_the_prior_and_says_so():
     assert fit_law(runs, resamples=1).to_dict()["prior"] == "besiroglu"
 
 
+def test_a_small_family_is_drawn_to_the_best_size_that_is_known():
+    runs = observed(SMALL, [1e5, 2e5, 3e5], [1e6, 2e6], 0.01)
+    for known in (KnownBest(1e14, 1e6), KnownBest(1e14, 1e7)):
+        sizes = [fit_law(runs, known=best, resamples=1).law.optimum(1e14)[0] for best in (None, known)]
+        away = [abs(math.log(size / known.parameters)) for size in sizes]
+        assert away[1] < away[0]
+    many = observed(SMALL, np.geomspace(1e5, 1e7, 4), np.geomspace(1e6, 3e8, 4))
+    assert fit_law(many, known=known, resamples=1).law == fit_law(many, resamples=1).law
+
+
 def test_too_few_runs_are_refused():
     with pytest.raises(DataError, match="needs 6 different runs; 6 were given"):
         fit_law(observed(SMALL, [1e5, 2e5], [1e6, 3e6]) + observed(SMALL, [1e5], [1e6, 3e6]))
-
-
-@pytest.mark.parametrize("text", ["0h", "0flops", "-1h", "1", "nan", "1e999flops", "soon", "5 apples", ""])
-def test_a_budget_of_nothing_is_refused(text: str):
-    with pytest.raises(UsageError, match=r"--budget .*give a time or operations above 0"):
-        Budget.of(text, "--budget")
-
-
-def test_budgets_are_read():
-    assert [Budget.of(text, "--budget").seconds for text in ("90s", "15m", "1.5h", "2d")] == [90, 900, 5400, 172800]
-    assert Budget.of("1e15flops", "--budget") == Budget(flops=1e15)
 
 
 def test_a_damaged_law_is_refused():

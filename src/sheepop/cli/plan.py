@@ -80,7 +80,7 @@ def plan(
         overrides, model = [str(model), *(overrides or ())], None
     if output is not None and output.suffix != ".html":
         raise UsageError(f"--output {output} needs a name that ends in .html.")
-    from sheepop.plan.budget import Budget
+    from sheepop.core.budget import Budget
     from sheepop.plan.machine import find_machine
 
     spends = None if budget is None else Budget.of(budget)

@@ -82,7 +82,7 @@ def scale(
 
       sheepop scale --emergence runs/law --tasks copying,brackets
     """
-    from sheepop.scale.allocation import Budget
+    from sheepop.core.budget import Budget
     from sheepop.scale.law import REPETITIONS
     from sheepop.scale.shapes import Shape
 
@@ -105,7 +105,7 @@ def scale(
         return
     if not verbs and (not data or budget is None):
         raise UsageError("A family needs --data PATH and --budget, such as --budget 1h.")
-    wanted = None if budget is None else Budget.of(budget, "--budget")
+    wanted = None if budget is None else Budget.of(budget)
     may_spend = None if spend is None else Budget.of(spend, "--spend")
     shapes = [Shape.read(each) for each in sizes.split(",")] if sizes else []
     from sheepop.jobs import scale as job
@@ -149,7 +149,7 @@ def _print(scaled: Scaled, directory: Path) -> None:
     loss, low, high = (each * found.bits for each in found.loss)
     typer.echo(f"Law: {law.E:.3g} + {law.A:.3g} / N^{law.alpha:.3f} + {law.B:.3g} / D^{law.beta:.3f}")
     typer.echo(
-        f"For {scaled.family.budget}: {found.shape}, {found.parameters:,.0f} parameters that multiply a token "
+        f"For {scaled.family.budget.words}: {found.shape}, {found.parameters:,.0f} parameters that multiply a token "
         f"(95 percent: {found.between[0]:,.0f} to {found.between[1]:,.0f}), {found.tokens:,.0f} tokens"
     )
     typer.echo(f"Rows of a step: {found.rows}, learning rate: {found.shape.learning_rate}")

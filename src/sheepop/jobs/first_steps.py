@@ -1,64 +1,99 @@
-"""The first steps of a run, taken to measure them: two with the longest rows, and those that are timed."""
+"""The first steps of a run, taken to measure them, and one of each other thing that it does."""
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
+import psutil
 import torch
 
+from sheepop.core.processor_time import ProcessorTime
 from sheepop.core.speed import synchronize
 from sheepop.jobs.run.build import Parts, build_parts
 from sheepop.jobs.run.open import OpenRun
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.model.accounting.live_bytes import LiveBytes
-from sheepop.train.source import PreparedStep
+from sheepop.train import TrainingState
+from sheepop.train.source import PreparedStep, ScheduledSource
 from sheepop.train.step import StepRunner
+from sheepop.train.validation import scored_samples
 
 _LEAST_STEPS, _MOST_STEPS = 6, 400
-_SCORED_STEPS = 4  # a validation is timed on as many tokens as this many steps have
+_SCORING_SHARE = 0.5  # of the time for steps, for validations if not all held-out rows are scored in less
+_SCORED_AT_FIRST = 128  # held-out rows; as many answers are written at a time
 
 
 @dataclass(frozen=True)
 class FirstSteps:
     """What the first steps of a run showed.
 
-    `tensors` is the peak of the bytes of tensors in two steps with the longest rows, `seconds` are those of the timed
-    steps, which have `tokens` and `flops` each on average, and `validation` are the seconds to score a held-out token.
+    `tensors` is the peak of the bytes of tensors in two steps with the longest rows, and `process` that of the process
+    in all steps, 0 on a GPU. `seconds` are those of the timed steps, which have `tokens` and `flops` each on average.
+    `quiet` is the share of the processors that all this got beside other programs. `beginning` are the seconds to build
+    the network, and the others those of one `checkpoint`, one round of `samples` and `evaluations`, and of the
+    `scoring` of a held-out row; 0 for what the run does not do.
     """
 
     tensors: int
     is_finite: bool
+    process: int = 0
     seconds: Sequence[float] = ()
     tokens: float = 0.0
     flops: float = 0.0
-    validation: float = 0.0
+    quiet: float = 1.0
+    beginning: float = 0.0
+    checkpoint: float = 0.0
+    samples: float = 0.0
+    evaluations: float = 0.0
+    scoring: float = 0.0
 
     @classmethod
-    def of(cls, run: OpenRun, seconds: float) -> Self:
-        """Takes steps of an open run, for about `seconds`; nothing is saved."""
+    def of(cls, run: OpenRun, steps: int, seconds: float) -> Self:
+        """Takes some of the `steps` of an open run, for about `seconds`; a checkpoint is written into its directory."""
+        began = time.perf_counter()
         parts = build_parts(run, None)
+        beginning = time.perf_counter() - began
         norm = run.config.training.max_grad_norm
         runner = StepRunner(parts.placement, parts.objective, parts.optimizers, parts.evaluation, norm)
         tensors, is_finite = _two_largest(runner, run.task, parts, run.device)
         if not is_finite:
             return cls(tensors, is_finite=False)
-        times, tokens, flops = _timed(runner, parts, run.device, seconds)
-        validation = _seconds_a_token(run, parts, round(_SCORED_STEPS * tokens))
-        return cls(tensors, True, times, tokens, flops, validation)
+        processor = ProcessorTime()
+        with processor.counted():
+            times, tokens, flops = _timed(runner, parts, run.device, steps, seconds)
+            checkpoint = _seconds_of_checkpoint(run, parts)
+            with parts.evaluation.applied(), parts.placement.evaluating():
+                scoring = _seconds_a_row(run, parts, _SCORING_SHARE * seconds)
+                sample = run.task.samples(parts.model, run.device)
+                evaluate = run.task.evaluations(parts.model, run.device)
+                samples = 0.0 if sample is None else _seconds_of(lambda: sample(0))
+                evaluations = 0.0 if evaluate is None else _seconds_of(evaluate)
+        quiet = processor.take() if run.device == "cpu" else 1.0
+        # Memory that is freed stays with the process (`keep_freed_memory`), so this is its peak.
+        process = psutil.Process().memory_info().rss if run.device == "cpu" else 0
+        return cls(
+            tensors, True, process, times, tokens, flops, quiet, beginning, checkpoint, samples, evaluations, scoring
+        )
 
 
 def _two_largest(runner: StepRunner, task: Task, parts: Parts, device: str) -> tuple[int, bool]:
-    """Takes two steps of one micro-batch with the longest rows; returns their peak, and whether both were finite."""
-    batches, rows = task.batches(), task.config.training.resolved().micro_batch_size
-    order = np.arange(batches.num_samples)
-    if isinstance(task, ExampleTask) and len(task.store.train.lengths) == batches.num_samples:
-        order = np.argsort(-task.store.train.lengths, kind="stable")
-    chosen = np.resize(order[:rows], rows).astype(np.int64)
+    """Takes two steps with the longest rows, of two micro-batches if a step has several.
+
+    Returns their peak, and whether both were finite.
+    """
+    batches, training = task.batches(), task.config.training.resolved()
+    rows, order = training.micro_batch_size, np.arange(batches.num_samples)
+    if isinstance(task, ExampleTask) and batches.num_samples % len(task.store.train.lengths) == 0:
+        order = np.argsort(-np.resize(task.store.train.lengths, batches.num_samples), kind="stable")
+    chosen = np.resize(order, min(2 * rows, task.config.training.global_batch_size)).astype(np.int64)
     prepared = PreparedStep.of(batches.batch(chosen), rows, parts.objective, device=device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -75,14 +110,20 @@ def _take_two(runner: StepRunner, prepared: PreparedStep) -> bool:
     return runner.take(prepared, number=0).is_taken and runner.take(prepared, number=1).is_taken
 
 
-def _timed(runner: StepRunner, parts: Parts, device: str, seconds: float) -> tuple[list[float], float, float]:
-    """Times steps as the run takes them, in whole rollouts if it writes answers; also mean tokens and operations."""
+def _timed(
+    runner: StepRunner, parts: Parts, device: str, steps: int, seconds: float
+) -> tuple[list[float], float, float]:
+    """Times steps as the run takes them, in whole rollouts if it writes answers; also mean tokens and operations.
+
+    The steps of a schedule are taken from all parts of the run, because those of a warm-up are smaller.
+    """
     turn = int(getattr(parts.source, "steps_per_rollout", 1))
+    is_scheduled = isinstance(parts.source, ScheduledSource)
     times, tokens, flops, number, until = list[float](), 0.0, 0.0, 0, time.monotonic() + seconds
     while number < _MOST_STEPS and (len(times) < _LEAST_STEPS or time.monotonic() < until):
         began = time.perf_counter()
         for _ in range(turn):
-            prepared = parts.source.prepare(number)
+            prepared = parts.source.prepare(int(_spread(number) * steps) if is_scheduled else number)
             runner.take(prepared, number=number)
             tokens, flops = tokens + prepared.num_reported, flops + parts.throughput.flops_of(prepared)
             number += 1
@@ -92,12 +133,48 @@ def _timed(runner: StepRunner, parts: Parts, device: str, seconds: float) -> tup
     return times, tokens / number, flops / number
 
 
-def _seconds_a_token(run: OpenRun, parts: Parts, tokens: int) -> float:
-    """The seconds of a validation for each held-out token, measured on about `tokens` of them; 0 without any."""
+def _spread(number: int) -> float:
+    """Point `number` of a sequence that fills the numbers from 0 to 1 evenly: van der Corput's, to the base 2."""
+    place, part = 0.0, 0.5
+    while number:
+        place, part, number = place + part * (number % 2), part / 2, number // 2
+    return place
+
+
+def _seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _seconds_of_checkpoint(run: OpenRun, parts: Parts) -> float:
+    """The seconds to copy the state and to write it; 0 if the temporary directory may not have room for it."""
+    moments = [each for optimizer in parts.optimizers for state in optimizer.state.values() for each in state.values()]
+    tensors = [*parts.model.parameters(), *moments]
+    needed = sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+    if 2 * needed > shutil.disk_usage(run.directory.path).free:
+        return 0.0
+
+    def save() -> None:
+        parts.checkpointer.save(TrainingState())
+        parts.checkpointer.wait()
+
+    try:
+        return _seconds_of(save)
+    finally:
+        parts.checkpointer.close()
+
+
+def _seconds_a_row(run: OpenRun, parts: Parts, seconds: float) -> float:
+    """The seconds to score a held-out row, measured on all of them or on as many as fit; 0 without any."""
     held_out = run.task.held_out()
     if held_out is None:
         return 0.0
-    some = min(run.task.held_out_tokens, max(1, tokens))
-    began = time.monotonic()
-    run.task.score(parts.model, held_out, run.device, max_tokens=some)
-    return (time.monotonic() - began) / some
+    count = min(held_out.num_samples, _SCORED_AT_FIRST)
+    while True:
+        most = math.ceil(count * held_out.tokens_per_sample)
+        score = partial(run.task.score, parts.model, held_out, run.device, max_tokens=most)
+        found, scored = _seconds_of(score) / len(scored_samples(held_out, most)), count
+        count = min(held_out.num_samples, int(seconds / found))
+        if count < 2 * scored:
+            return found

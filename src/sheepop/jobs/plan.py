@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from sheepop.core.budget import Budget
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
+from sheepop.core.processor_time import QUIET
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.preflight import Preflight, preflight
@@ -15,7 +17,6 @@ from sheepop.jobs.run.resolve import check_layout, shared_steps
 from sheepop.model import blank_model, num_parameters
 from sheepop.model.accounting.cost import step_flops
 from sheepop.parallel.ranks import Ranks
-from sheepop.plan.budget import Budget
 from sheepop.plan.findings import Findings
 from sheepop.plan.layout import EFFICIENCY, USABLE, Laid, Work, lay_out
 from sheepop.plan.machine import MachineConfig
@@ -59,8 +60,15 @@ def _here(found: Preflight, budget: Budget | None, usd: float | None) -> RunPlan
     """The plan for this machine."""
     config, course, first = found.config, None, found.steps_taken
     if first is not None and len(first.seconds) > 1:
-        course = Course(found.steps, mean_interval(first.seconds), found.besides, first.tokens, first.flops, usd)
-        found.assumed.append("Times do not include checkpoints, samples and evaluation tasks.")
+        step = mean_interval(first.seconds)
+        course = Course(found.steps, step, found.besides, first.tokens, first.flops, usd, first.quiet)
+        if config is not None and config.tuning.method in _WRITES:
+            found.assumed.append("Answers stay as long as those of the model before its first step.")
+        if first.quiet < QUIET:
+            found.assumed.append(
+                f"The machine stays as busy as now: the first steps got {first.quiet:.0%} of their processor time. The "
+                "lower bound is for a machine without other programs."
+            )
     if usd is not None:
         found.assumed.append(f"An hour of this machine costs {usd:,.2f} USD.")
     rows = None
@@ -73,6 +81,7 @@ def _here(found: Preflight, budget: Budget | None, usd: float | None) -> RunPlan
         memory=found.memory,
         usable=found.usable,
         tensors=None if first is None else first.tensors,
+        process=None if first is None else first.process,
         rows=rows,
         largest_rows=found.largest_rows,
         disk=found.disk,
@@ -168,7 +177,7 @@ def _course(config: SheepOpConfig, work: Work, layouts: list[Laid], usd: float |
     steps = most_steps(training, samples or 1, work.num_tokens)
     if steps is None and samples is not None:
         steps = training.batch_sizes().steps_to(samples)
-    return Course(steps or 0, layouts[0].seconds, 0.0, work.batch * work.num_tokens, work.flops, usd)
+    return Course(steps or 0, layouts[0].seconds, {}, work.batch * work.num_tokens, work.flops, usd)
 
 
 def _assumptions(config: SheepOpConfig, machine: MachineConfig, usd: float | None) -> list[str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import psutil
 import torch
 
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.core.console import Console
+from sheepop.core.device import return_freed_memory
 from sheepop.core.errors import SheepOpError
 from sheepop.core.files import require_writable
 from sheepop.core.machine import available_memory
@@ -39,7 +39,7 @@ from sheepop.plan.memory import MemoryParts, largest_that_fits, memory_parts
 from sheepop.plan.sample import directory_bytes, sampled
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
-from sheepop.train.budget import resolve_compile, resolve_training
+from sheepop.train.budget import REPORT_SECONDS, resolve_compile, resolve_training
 from sheepop.train.precision import candidates, check_precision
 
 _FLOAT32 = 4
@@ -50,7 +50,8 @@ _WRITTEN_TOGETHER = 128  # answers; see `sheepop.jobs.task.rewards`
 class Preflight:
     """What was found out about a run on this machine; a part is None if the checks before it failed.
 
-    `share` is how much of the text was read, `steps` are those of the run, and `besides` are the seconds of all else.
+    `share` is how much of the text was read, `steps` are those of the run, and `besides` are the seconds of all else by
+    part.
     """
 
     findings: Findings = field(default_factory=Findings)
@@ -61,7 +62,7 @@ class Preflight:
     largest_rows: int | None = None
     disk: Disk | None = None
     steps_taken: FirstSteps | None = None
-    besides: float = 0.0
+    besides: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     assumed: list[str] = field(default_factory=list)
 
@@ -121,7 +122,7 @@ class _Look:
             return
         began = time.monotonic()
         opened = self._opened(completed.config)
-        self.found.besides = (time.monotonic() - began) / self.found.share
+        self.found.besides["preparation"] = began - request.began + (time.monotonic() - began) / self.found.share
         if opened is not None:
             self.found.config = opened.config
             if self.budget is not None:
@@ -197,7 +198,11 @@ class _Look:
     def _count_memory(self, task: Task) -> None:
         """Counts the memory of a step by part, and the largest micro-batch."""
         config, training, device = task.config, task.config.training, self.device
-        length, program = task.batches().max_length, float(psutil.Process().memory_info().rss)
+        length, process, before, program = task.batches().max_length, psutil.Process(), 0.0, 0.0
+        if device != "cuda":  # whose memory is another than that of the process
+            before = float(process.memory_info().rss)
+            return_freed_memory()  # as the first step does
+            program = float(process.memory_info().rss)
         free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
         adapters, frozen = None, 0.0
         if config.tuning.lora is not None:
@@ -211,15 +216,13 @@ class _Look:
             cache = float(cache_bytes(config.model, answers, length))
             if isinstance(task, ExampleTask) and task.needs_reference and not _is_below_adapters(config):
                 reference = _FLOAT32 * float(num_parameters(config.model))
-        # A sample may be a group of texts, such as a pair of answers.
-        texts = math.prod(task.batches().batch(np.zeros(1, np.int64)).input_ids.shape[:-1])
 
         def parts(rows: int) -> MemoryParts:
             own = training.replace(micro_batch_size=rows)
-            step = bytes_of_a_step(config, training.replace(**_of_rows(rows * texts)), length, device, task.origin)
+            step = bytes_of_a_step(config, own, length, device, task.origin, task.texts_of_row)
             precision = candidates(training.precision, device)[0]
             return memory_parts(
-                config.model, own, precision, step, program=0.0 if device == "cuda" else program,
+                config.model, own, precision, step, program=program, preparation=before,
                 adapters=adapters, frozen=frozen, cache=cache, reference=reference,
             )  # fmt: skip
 
@@ -294,9 +297,9 @@ class _Look:
         )
 
     def _take_steps(self, run: OpenRun) -> None:
-        """Takes two steps at the largest shape, and times those of the run and its validations."""
-        found, own = self.found, self.request.settings.training
-        found.steps_taken = first = FirstSteps.of(run, self.budget or 0.0)
+        """Takes two steps at the largest shape, and times those of the run and all else."""
+        found = self.found
+        found.steps_taken = first = FirstSteps.of(run, found.steps, self.budget or 0.0)
         if not first.is_finite:
             found.findings.add(
                 "first steps",
@@ -304,18 +307,36 @@ class _Look:
                 "training.precision=fp32 or bf16 instead of fp16.",
             )
             return
-        training, whole = run.config.training, run.task.held_out_tokens
-        interval = training.resolved().eval_interval
-        if own.eval_interval is None:
-            interval = max(1, round(found.steps / 10))
-        count = found.steps // max(1, interval) + (run.task.origin is not None)
-        each = min(training.eval_tokens or whole, whole)
-        found.besides += first.validation * (count * each + whole) / found.share
+        self._count_besides(run, first)
 
+    def _count_besides(self, run: OpenRun, first: FirstSteps) -> None:
+        """Counts the seconds of all that the run does besides its steps."""
+        found, settings, held_out = self.found, run.config.training, run.task.held_out()
+        validations = self._times("eval_interval", 10, settings)
+        evaluations, saves = (
+            validations + (run.task.origin is not None),
+            self._times("checkpoint_interval", 10, settings),
+        )
+        if held_out is not None:
+            rows = whole = held_out.num_samples / found.share
+            if settings.eval_tokens is not None:
+                rows = min(whole, settings.eval_tokens / held_out.tokens_per_sample)
+            found.besides |= {"validations": first.scoring * rows * evaluations, "score": first.scoring * whole}
+            saves = max(saves, validations)  # the best one is kept
+        found.besides |= {
+            "network": first.beginning,
+            "checkpoints": first.checkpoint * saves,
+            "samples": first.samples * (1 + self._times("sample_interval", 5, settings)),
+            "evaluations": first.evaluations * evaluations,
+            "report": REPORT_SECONDS,
+        }
 
-def _of_rows(rows: int) -> dict[str, int]:
-    """Settings with which a step reads so many rows at a time."""
-    return {"micro_batch_size": rows, "global_batch_size": rows}
+    def _times(self, name: str, default: int, settings: TrainingConfig) -> int:
+        """How often the run does what it does at this interval, by default so often."""
+        interval, steps = getattr(settings, name), self.found.steps
+        if getattr(self.request.settings.training, name) is None:
+            interval = max(1, round(steps / default))
+        return math.ceil(steps / interval)
 
 
 def _is_below_adapters(config: SheepOpConfig) -> bool:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sheepop.core.budget import Budget
 from sheepop.core.config import dump_tree, merge, validate
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, OutputError, SheepOpError, TrainingError
+from sheepop.core.errors import DataError, OutputError, SheepOpError, UsageError
 from sheepop.core.files import make_directory, read_json, storage_errors, write_atomic, write_json
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.machine import usable_cores
@@ -23,27 +20,26 @@ from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig, read_settings
 from sheepop.jobs.data import build
+from sheepop.jobs.family_runs import FAILED, RUNS, is_done, place_of, score_of, settings_of, side_by_side, train_member
 from sheepop.jobs.recipe import ARCHITECTURE, choose_size, choose_tokenizer, own_parts, text_bytes
-from sheepop.jobs.run.listing import FoundRun, read_run
-from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.train import train
+from sheepop.jobs.recipe_sizes import Size
+from sheepop.jobs.run.listing import read_run
 from sheepop.model import ModelConfig
 from sheepop.report import number
-from sheepop.scale.allocation import Budget, Cost, Use, best_size
+from sheepop.scale.allocation import Cost, Use, best_size
 from sheepop.scale.family import Beside, Family, Member, plan_family
-from sheepop.scale.fit import Observation, fit_law
+from sheepop.scale.fit import Fit, KnownBest, Observation, fit_law
 from sheepop.scale.law import REPETITIONS, recipe_law
 from sheepop.scale.page import LAW, RUN, Recommended, Scaled, write_page
 from sheepop.scale.shapes import Shape, shape_for
 from sheepop.train import TrainingConfig
 
 _ROW_TOKENS, _ROWS = 128, 16  # as the recipe has them for small models
-_CORPUS, _RUNS, _FAILED = "corpus", "runs", "failed.json"
+_CORPUS = "corpus"
 _OWN = (_CORPUS, f".{_CORPUS}")  # of a family whose corpus was not finished
 _SPENT = 0.25  # of the budget, for the family
 _MEASURED_SECONDS = 1.0
 _LARGEST_VOCABULARY = 2048  # more entries take most of the operations of small networks
-_SAMPLED = 16_384  # held-out tokens of the validations during training
 # The rows of a step grow with the operations as in the recipe.
 _MORE_ROWS = ((1e16, 64), (1e15, 32))
 _FAR = 100.0  # times the operations of the largest run
@@ -75,6 +71,8 @@ def scale(request: ScaleRequest, console: Console) -> Scaled:
 
     Raises `OutputError` for a directory that is not empty, and `UsageError` for a budget that is too small.
     """
+    if "usd" in (request.budget.kind, request.spend and request.spend.kind):
+        raise UsageError("A family has no price. Give --budget and --spend as times or operations: 1h, 1e15flops.")
     if request.output.exists() and any(not each.name.startswith(_OWN) for each in request.output.iterdir()):
         raise OutputError(
             f"{request.output} is not empty. Go on with its family (--resume), or choose another --output."
@@ -88,7 +86,7 @@ def resume(directory: Path, console: Console, *, at_once: int | None = None) -> 
     """Trains what is left of a family; finished runs are kept, and one that was interrupted continues."""
     with _interrupts(directory):
         family = Family.read(directory)
-        left = [member for member in family.members if not _is_done(directory, member)]
+        left = [member for member in family.members if not is_done(directory, member)]
         device = str(family.settings.get("device", "auto"))
         count = at_once or (1 if device not in ("auto", "cpu") else max(1, int(usable_cores())))
         with console.progress("Family", len(family.members), "runs", done=len(family.members) - len(left)) as progress:
@@ -97,46 +95,25 @@ def resume(directory: Path, console: Console, *, at_once: int | None = None) -> 
                     train_member(directory, member.name)
                     progress.advance()
             else:
-                for _ in _side_by_side(directory, left, count):
+                for _ in side_by_side(directory, left, count):
                     progress.advance()
         return fitted(directory, console)
-
-
-def train_member(directory: Path, name: str) -> None:
-    """Trains or resumes one run of a family; writes down why if it diverges."""
-    family = Family.read(directory)
-    member = next(each for each in family.members if each.name == name)
-    given = settings_of(family, member, _place(directory, member))
-    try:
-        train(RunRequest(given, resume=True, uses_recipe=False, resume_with=_resume_command(directory)))
-    except TrainingError as error:
-        write_json(_place(directory, member) / _FAILED, {"reason": str(error)})
 
 
 def fitted(directory: Path, console: Console) -> Scaled:
     """Fits the law to the finished runs of a family, and writes what follows from it."""
     family = Family.read(directory)
-    runs, left_out = list(family.added), dict[str, str]()
-    bits = []
-    for member in family.members:
-        found = _observed(family, _place(directory, member), member.name)
-        if isinstance(found, str):
-            left_out[member.name] = found
-            console.warn(f"{member.name} is left out: {found}")
-        else:
-            runs.append(found[0])
-            bits.append(found[1] / found[0].loss)
-    if not bits:
-        raise DataError(f"No run of {directory} is finished, so there is nothing to fit. Go on with --resume.")
-    fit = fit_law(runs, repetitions=family.use.repetitions)
-    budget = family.budget.flops or family.budget.seconds or 0.0
+    fit, runs, left_out, bits = _fit(directory, family, console)
+    budget = family.budget.amount
     wanted, _ = best_size(fit.law, budget, family.cost, family.use)
     low, high = fit.interval(lambda law: best_size(law, budget, family.cost, family.use)[0])
-    shape = shape_for(wanted, family.vocab_size)
+    shape, of_recipe = shape_for(wanted, family.vocab_size), _weights(family, family.recipe)
     parameters = _weights(family, shape)
     tokens = family.use.tokens(budget, family.cost, parameters)
     if tokens <= 0:
-        raise DataError(f"The budget of {family.budget} pays for no training of the best size, {shape}. Raise it.")
+        raise DataError(
+            f"The budget of {family.budget.words} pays for no training of the best size, {shape}. Raise it."
+        )
     flops = 6 * parameters * tokens
     worth = family.use.worth(tokens)
     recommended = Recommended(
@@ -147,12 +124,34 @@ def fitted(directory: Path, console: Console) -> Scaled:
         ),
         fit.predict(parameters, worth), sum(bits) / len(bits),
         flops > _FAR * max(run.flops for run in runs),
+        family.recipe, fit.law.loss(of_recipe, family.use.worth(family.use.tokens(budget, family.cost, of_recipe))),
     )  # fmt: skip
     scaled = Scaled(family, tuple(runs), left_out, fit, recommended)
     write_atomic(directory / RUN, dump_tree(_run_settings(family, recommended)))
     write_json(directory / LAW, scaled.to_dict())
     write_page(directory, scaled)
     return scaled
+
+
+def _fit(
+    directory: Path, family: Family, console: Console
+) -> tuple[Fit, list[Observation], dict[str, str], list[float]]:
+    """The law of the finished runs, those runs, the others with the reason, and bits per byte of a nat per token."""
+    runs, left_out, bits = list(family.added), dict[str, str](), []
+    for member in family.members:
+        found = _observed(family, place_of(directory, member), member.name)
+        if isinstance(found, str):
+            left_out[member.name] = found
+            console.warn(f"{member.name} is left out: {found}")
+        else:
+            runs.append(found[0])
+            bits.append(found[1] / found[0].loss)
+    if not bits:
+        raise DataError(f"No run of {directory} is finished, so there is nothing to fit. Go on with --resume.")
+    # The recipe's sizes were measured at equal times, in which a small network does fewer operations than a large one.
+    in_time = family.budget.kind == "seconds"
+    known = KnownBest(family.flops, _weights(family, family.recipe)) if in_time else None
+    return fit_law(runs, known=known, repetitions=family.use.repetitions), runs, left_out, bits
 
 
 def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]:
@@ -162,7 +161,7 @@ def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]
     """
     family = Family.read(directory)
     name = str(run)
-    texts = {read_run(_place(directory, each)).held_out for each in family.members if _is_done(directory, each)}
+    texts = {read_run(place_of(directory, each)).held_out for each in family.members if is_done(directory, each)}
     if read_run(run).held_out not in texts - {None}:
         raise DataError(f"{run} is not scored on the held-out text of {directory}, so the law says nothing of it.")
     found = _observed(family, run, name)
@@ -170,8 +169,7 @@ def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]
         raise DataError(f"{run}: {found}")
     observation = found[0]
     others = tuple(each for each in family.added if each.name != name)
-    replace(family, added=others).write(directory)
-    before = fitted(directory, Console.silent()).fit
+    before, *_ = _fit(directory, replace(family, added=others), Console.silent())
     predicted, low, high = before.predict(observation.parameters, family.use.worth(observation.tokens))
     beside = Beside(name, observation.loss, predicted, low, high)
     kept = tuple(each for each in family.beside if each.name != name)
@@ -182,30 +180,8 @@ def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]
 def finished_runs(directory: Path) -> list[Path]:
     """The directories of the runs of a family that have their score."""
     family = Family.read(directory)
-    places = [_place(directory, member) for member in family.members if _is_done(directory, member)]
-    return [place for place in places if not (place / _FAILED).is_file()]
-
-
-def settings_of(family: Family, member: Member, place: Path) -> dict[str, Any]:
-    """The whole settings of a member: nothing is measured, so it trains alike on any machine."""
-    own = {
-        "data": {"paths": [family.corpus]},
-        "output_dir": str(place),
-        "model": _sizes(member.shape),
-        "training": {
-            "learning_rate": member.shape.learning_rate,
-            "max_steps": member.steps,
-            "precision": "fp32",
-            "compile": False,
-            "eval_interval": member.steps,
-            "sample_interval": member.steps,
-            "checkpoint_interval": max(1, member.steps // 2),
-            "keep_checkpoints": 1,
-            "keep_milestones": False,
-            "eval_tokens": _SAMPLED,
-        },
-    }
-    return merge(own, family.settings)
+    places = [place_of(directory, member) for member in family.members if is_done(directory, member)]
+    return [place for place in places if not (place / FAILED).is_file()]
 
 
 def _begin(request: ScaleRequest, console: Console) -> None:
@@ -214,24 +190,27 @@ def _begin(request: ScaleRequest, console: Console) -> None:
     given = read_settings(None, request.overrides, options=options)
     config = validate(SheepOpConfig, given)
     num_bytes, speed = text_bytes(config.data), 1.0
-    if request.budget.flops is None or (request.spend is not None and request.spend.flops is None):
+    if "seconds" in (request.budget.kind, request.spend and request.spend.kind):
         from sheepop.jobs.bench import training_speed  # loads torch
 
         speed = training_speed(config.device)
 
     def operations(budget: Budget) -> float:
-        return budget.flops if budget.flops is not None else speed * (budget.seconds or 0.0)
+        return budget.amount if budget.kind == "flops" else speed * budget.amount
 
     total = operations(request.budget)
     spend = _SPENT * total if request.spend is None else operations(request.spend)
     with storage_errors(request.output):
         make_directory(request.output)
-    place = _corpus(request, given, total, num_bytes, console)
+    size = choose_size(total, TrainingConfig(max_minutes=1 / 60), num_bytes)
+    place = _corpus(request, given, size, num_bytes, console)
     corpus = Corpus.open(place)
     if corpus.validation.num_tokens == 0:
         raise DataError(f"The corpus {place} has no held-out text, by which runs are compared. Build it with some.")
-    vocab_size, unique, law = corpus.tokenizer().vocab_size, corpus.train.num_tokens, recipe_law().law
-    passes = law.optimum(total)[1] / unique
+    vocab_size, unique, share = corpus.tokenizer().vocab_size, corpus.train.num_tokens, recipe_law().law.share
+    recipe = Shape(size.d_model, size.num_layers, size.num_heads)
+    weights = recipe.parameters(vocab_size)
+    passes = total / (6 * weights * unique)
     shared = {
         "model": {**ARCHITECTURE, **own_parts(num_bytes, passes), "max_seq_len": _ROW_TOKENS},
         "training": {
@@ -242,23 +221,25 @@ def _begin(request: ScaleRequest, console: Console) -> None:
     settings = merge(shared, given)
     model, training = (settings[name] for name in ("model", "training"))
     step_tokens = int(model["max_seq_len"]) * int(training["global_batch_size"])
-    members = plan_family(spend, vocab_size, law, step_tokens, request.sizes)
+    members = plan_family(
+        spend, vocab_size, lambda flops: weights * (flops / total) ** share, step_tokens, request.sizes
+    )
     use = Use(float(unique), request.repetitions, request.inference)
-    family = Family(str(place.absolute()), vocab_size, unique, tuple(members), settings, request.budget, use)
+    corpus_path = str(place.absolute())
+    family = Family(corpus_path, vocab_size, unique, tuple(members), settings, request.budget, use, total, recipe)
     validate(SheepOpConfig, settings_of(family, members[0], request.output))
-    if request.budget.seconds is not None:
+    if request.budget.kind == "seconds":
         family = replace(family, cost=_measured_cost(family, config.device, console))
     family.write(request.output)
     cost = sum(each.cost(vocab_size, step_tokens) for each in members)
     console.info(f"The family has {len(members)} runs, which cost {cost:.3g} operations together.")
 
 
-def _corpus(request: ScaleRequest, given: Mapping[str, Any], total: float, num_bytes: int, console: Console) -> Path:
+def _corpus(request: ScaleRequest, given: Mapping[str, Any], size: Size, num_bytes: int, console: Console) -> Path:
     """The corpus of all runs: the one that is given, or one that is built here with the recipe's vocabulary."""
     if len(request.paths) == 1 and is_corpus(request.paths[0]):
         return request.paths[0]
     place = request.output / _CORPUS
-    size = choose_size(total, TrainingConfig(max_minutes=1 / 60), num_bytes)
     size = replace(size, vocab_size=min(size.vocab_size, _LARGEST_VOCABULARY))
     chosen = {} if given.get("tokenizer") else choose_tokenizer(size, num_bytes)
     settings = [f"tokenizer.{key}={value}" for key, value in chosen.items()]
@@ -273,7 +254,7 @@ def _measured_cost(family: Family, device: str, console: Console) -> Cost:
 
     place, times, sizes = resolve_device(device), [], []
     for shape in sorted({member.shape for member in family.members}, key=lambda shape: shape.blocks):
-        config = validate(SheepOpConfig, settings_of(family, Member(shape, 1), Path(_RUNS)))
+        config = validate(SheepOpConfig, settings_of(family, Member(shape, 1), Path(RUNS)))
         model = config.model.replace(vocab_size=family.vocab_size)
         row = measure_training(model, place, "fp32", _MEASURED_SECONDS, training=config.training, longest=_ROW_TOKENS)
         sizes.append(_weights(family, shape))
@@ -284,24 +265,21 @@ def _measured_cost(family: Family, device: str, console: Console) -> Cost:
 
 def _run_settings(family: Family, found: Recommended) -> dict[str, Any]:
     """The settings of the recommended run, for ``sheepop train --config``."""
-    minutes = family.budget.seconds
-    budget = {"max_tokens": round(found.tokens)} if minutes is None else {"max_minutes": minutes / 60}
+    budget: dict[str, float] = {"max_tokens": round(found.tokens)}
+    if family.budget.kind == "seconds":
+        budget = {"max_minutes": family.budget.amount / 60}
     own = {
         "data": {"paths": [family.corpus]},
-        "model": _sizes(found.shape),
+        "model": asdict(found.shape),
         "training": {"global_batch_size": found.rows, **budget},
     }
     rate = {"training": {"learning_rate": found.shape.learning_rate}}  # a given one wins, as in the family
     return merge(merge(rate, family.settings), own)
 
 
-def _sizes(shape: Shape) -> dict[str, int]:
-    return {"d_model": shape.d_model, "num_layers": shape.num_layers, "num_heads": shape.num_heads}
-
-
 def _weights(family: Family, shape: Shape) -> int:
     """The weights that multiply a token in the family's network of this shape."""
-    config = validate(SheepOpConfig, settings_of(family, Member(shape, 1), Path(_RUNS))).model
+    config = validate(SheepOpConfig, settings_of(family, Member(shape, 1), Path(RUNS))).model
     return _matrix_weights(config.replace(vocab_size=family.vocab_size))
 
 
@@ -313,13 +291,13 @@ def _matrix_weights(config: ModelConfig) -> int:
 
 def _observed(family: Family, place: Path, name: str) -> tuple[Observation, float] | str:
     """A finished run and its bits per byte, or the reason why it does not count."""
-    if (place / _FAILED).is_file():
-        return str(read_json(place / _FAILED, DataError).get("reason"))
+    if (place / FAILED).is_file():
+        return str(read_json(place / FAILED, DataError).get("reason"))
     try:
         found = read_run(place)
     except (SheepOpError, OSError) as error:
         return str(error)
-    score = _score(found)
+    score = score_of(found)
     loss, bits, tokens = number(score.get("loss")), number(score.get("bits_per_byte")), found.summary.tokens
     if not score or tokens is None:
         return "It is not finished."
@@ -331,67 +309,5 @@ def _observed(family: Family, place: Path, name: str) -> tuple[Observation, floa
     return Observation(name, float(_matrix_weights(config.model)), float(tokens), loss, float(family.unique)), bits
 
 
-def _score(found: FoundRun) -> Mapping[str, Any]:
-    rows = [row for row in found.metrics if row.get("split") == "score"]
-    return rows[-1] if rows else {}
-
-
-def _place(directory: Path, member: Member) -> Path:
-    return directory / _RUNS / member.name
-
-
-def _is_done(directory: Path, member: Member) -> bool:
-    """Whether a run has its score, or has diverged."""
-    place = _place(directory, member)
-    if (place / _FAILED).is_file():
-        return True
-    try:
-        return bool(_score(read_run(place)))
-    except (SheepOpError, OSError):
-        return False
-
-
-def _side_by_side(directory: Path, members: Sequence[Member], count: int) -> Iterator[None]:
-    """Trains runs in `count` processes, which share the cores; yields after each. They end with this process."""
-    threads = max(1, int(usable_cores()) // count)
-    program = "import sys; from pathlib import Path; from sheepop.jobs.scale import train_member; "
-    program += "train_member(Path(sys.argv[1]), sys.argv[2])"
-    running: set[subprocess.Popen[str]] = set()
-
-    def run(member: Member) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(directory), member.name],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.add(process)
-        _, said = process.communicate()
-        running.discard(process)
-        if process.returncode != 0 and not ending:
-            last = (said.strip().splitlines() or ["no message"])[-1]
-            raise SheepOpError(f"The run {member.name} of the family failed: {last}")
-
-    ending = False
-    pool = ThreadPoolExecutor(count)
-    try:
-        for done in [pool.submit(run, member) for member in members]:
-            done.result()
-            yield
-    finally:
-        ending = True
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(running):
-            process.terminate()
-        pool.shutdown()
-
-
-def _resume_command(directory: Path) -> str:
-    return typed("scale", "--resume", directory)
-
-
-@contextmanager
-def _interrupts(directory: Path) -> Iterator[None]:
-    with interrupts_advise(f"Finished runs are kept. Go on with: {_resume_command(directory)}"):
-        yield
+def _interrupts(directory: Path) -> AbstractContextManager[None]:
+    return interrupts_advise(f"Finished runs are kept. Go on with: {typed('scale', '--resume', directory)}")

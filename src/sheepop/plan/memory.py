@@ -19,7 +19,9 @@ class MemoryParts:
     """The bytes of a run by part; `program` is what the process holds before it builds a network.
 
     `activations` are those of a micro-batch with the gradients outside the blocks, `logits` what the loss needs, and
-    `cache` the keys and values of answers that the model writes between steps. `reference` is a second model.
+    `cache` the keys and values of answers that the model writes between steps. `reference` is a second model. Before
+    its first step the process takes as much as `preparation`, with the memory that the program keeps. A step of several
+    micro-batches `accumulates` gradients.
     """
 
     program: float
@@ -31,6 +33,8 @@ class MemoryParts:
     logits: float
     cache: float = 0.0
     reference: float = 0.0
+    preparation: float = 0.0
+    accumulates: bool = False
 
     @property
     def state(self) -> float:
@@ -39,17 +43,26 @@ class MemoryParts:
 
     @property
     def tensors(self) -> float:
-        """The most that tensors take at a time: in a step, or while answers are written."""
-        return self.state + max(self.gradients + self.activations + self.logits, self.cache)
+        """The most that tensors take at a time: in a step, or while answers are written.
+
+        The backward pass of the first micro-batch frees the activations of a block when it has computed its gradients,
+        which the activations of a second micro-batch come on top of.
+        """
+        parts = self.gradients, self.activations
+        return self.state + max((sum(parts) if self.accumulates else max(parts)) + self.logits, self.cache)
 
     @property
     def peak(self) -> float:
         """The most that the process takes."""
-        return self.program + self.tensors
+        return max(self.preparation, self.program + self.tensors)
 
     def to_dict(self) -> dict[str, float]:
-        """All parts and the peak in bytes."""
-        return {**{part.name: getattr(self, part.name) for part in fields(self)}, "peak": self.peak}
+        """All parts, their tensors and the peak in bytes."""
+        return {
+            **{part.name: getattr(self, part.name) for part in fields(self) if part.name != "accumulates"},
+            "tensors": self.tensors,
+            "peak": self.peak,
+        }
 
 
 def memory_parts(
@@ -59,6 +72,7 @@ def memory_parts(
     step: StepBytes,
     *,
     program: float,
+    preparation: float = 0.0,
     adapters: int | None = None,
     frozen: float = 0.0,
     cache: float = 0.0,
@@ -88,6 +102,8 @@ def memory_parts(
         logits=step.loss,
         cache=cache,
         reference=reference,
+        preparation=preparation,
+        accumulates=(training.micro_batch_size or training.global_batch_size) < training.global_batch_size,
     )
 
 

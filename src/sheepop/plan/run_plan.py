@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sheepop.core.budget import Budget
 from sheepop.core.config import value_text
 from sheepop.core.facts import counted
-from sheepop.plan.budget import Budget
 from sheepop.plan.findings import Disk, Finding
 from sheepop.plan.layout import Laid
 from sheepop.plan.memory import MemoryParts
@@ -16,13 +16,15 @@ from sheepop.plan.timing import Course, Interval
 from sheepop.report import Page, data_size, duration
 
 _SHOWN_LAYOUTS = 5
+_SUMS = ("preparation", "tensors", "peak")  # of memory, which are no parts of the peak
 
 
 @dataclass(frozen=True)
 class RunPlan:
     """The plan of a run on a `machine`. A part is None, or empty, if it was not found out.
 
-    Of the `memory` on one device, `usable` bytes are free; `tensors` is the measured peak of its tensors in two steps.
+    Of the `memory` on one device, `usable` bytes are free; `tensors` is the measured peak of its tensors in two steps,
+    and `process` that of the process in the first steps.
     `layouts` are for a machine that is not here, the fastest first.
     """
 
@@ -32,6 +34,7 @@ class RunPlan:
     memory: MemoryParts | None = None
     usable: float | None = None
     tensors: int | None = None
+    process: int | None = None
     rows: int | None = None
     largest_rows: int | None = None
     disk: Disk | None = None
@@ -55,6 +58,7 @@ class RunPlan:
             "findings": [asdict(finding) for finding in self.findings],
             "memory": None if memory is None else memory.to_dict(),
             "measured_tensors": self.tensors,
+            "measured_process": self.process,
             "usable_memory": self.usable,
             "micro_batch": self.rows,
             "largest_micro_batch": self.largest_rows,
@@ -94,10 +98,15 @@ class RunPlan:
         if (memory := self.memory) is not None:
             peak = f"{data_size(memory.peak)} at the peak"
             free = "" if self.usable is None else f"; {data_size(self.usable)} are free"
-            yield "Memory", f"{peak}: {', '.join(f'{name} {data_size(size)}' for name, size in self._parts())}{free}"
+            parts = ", ".join(f"{name} {data_size(size)}" for name, size in self._parts())
+            if memory.preparation > memory.program + memory.tensors:
+                peak += ", before the first step"
+            yield "Memory", f"{peak}; in a step {parts}{free}"
             if self.tensors is not None:
                 seen = f"{data_size(self.tensors)} of tensors, counted {data_size(memory.tensors)}"
                 yield "Measured", f"{seen}, in two steps with the longest rows"
+            if self.process:
+                yield "Process", f"{data_size(self.process)}, measured in the first steps"
         if self.rows is not None:
             most = "none fits" if self.largest_rows is None else f"at most {self.largest_rows:,} fit"
             yield "Micro-batch", f"{counted(self.rows, 'row')}; {most}"
@@ -110,6 +119,9 @@ class RunPlan:
         yield "Step", f"{duration_of(course.step)}, {course.tokens:,.0f} tokens, {course.flops:.3g} operations"
         if course.steps:
             yield "Run", f"{counted(course.steps, 'step')} in {duration_of(course.seconds)}"
+            rest = ", ".join(f"{name} {duration(value)}" for name, value in course.besides.items() if value)
+            if rest:
+                yield "Besides steps", rest
             if course.usd is not None:
                 yield "Cost", f"{course.usd.middle:,.2f} USD ({course.usd.low:,.2f} to {course.usd.high:,.2f})"
         if self.budget is not None and (steps := course.steps_within(self.budget)) is not None:
@@ -120,7 +132,7 @@ class RunPlan:
     def _parts(self) -> list[tuple[str, float]]:
         assert self.memory is not None
         parts = self.memory.to_dict()
-        return [(name, size) for name, size in parts.items() if size and name != "peak"]
+        return [(name, size) for name, size in parts.items() if size and name not in _SUMS]
 
     def page(self) -> Page:
         """The plan as a page."""
@@ -164,7 +176,8 @@ def _time(course: Course) -> dict[str, Any]:
     return {
         "steps": course.steps,
         "step_seconds": asdict(course.step),
-        "besides_seconds": course.besides,
+        "besides_seconds": dict(course.besides),
+        "processor_share": course.quiet,
         "seconds": asdict(course.seconds) if course.steps else None,
         "usd": asdict(usd) if usd is not None and course.steps else None,
         "tokens_per_step": course.tokens,

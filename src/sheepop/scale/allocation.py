@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from sheepop.core.errors import UsageError
 from sheepop.scale.fit import Observation
 from sheepop.scale.law import REPETITIONS, Law, effective_tokens
 
-_BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?(?:e\+?\d{1,2})?)(?P<unit>s|m|min|h|d|flops)", re.ASCII)
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SMALLEST, _LARGEST = 1e3, 1e13  # weights
 _EQUAL = 1.15  # runs whose operations differ by less than this factor have equal operations
 _FEWEST_ON_A_CURVE = 3
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a run may cost: `flops` operations, or `seconds` on this machine; one of them is None."""
-
-    flops: float | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, text: str, option: str) -> Self:
-        """Reads ``90s``, ``15m``, ``1h``, ``2d`` or ``1e15flops``; raises `UsageError` for anything else."""
-        match = _BUDGET.fullmatch(text.strip().lower())
-        number = 0.0 if match is None else float(match["number"])
-        if match is None or not 0 < number < math.inf:
-            raise UsageError(f"{option} {text}: give a time or operations above 0, such as 15m, 1h or 1e15flops.")
-        if match["unit"] == "flops":
-            return cls(flops=number)
-        return cls(seconds=number * _SECONDS[match["unit"]])
-
-    def __str__(self) -> str:
-        return f"{self.flops:.3g} operations" if self.flops is not None else f"{(self.seconds or 0) / 60:,.4g} min"
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sheepop.core.budget import Budget
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json, write_json
-from sheepop.scale.allocation import Budget, Cost, Use
+from sheepop.scale.allocation import Cost, Use
 from sheepop.scale.fit import Observation
-from sheepop.scale.law import Law
 from sheepop.scale.shapes import Shape, shape_for
 
 FAMILY = "family.json"
 FORMAT = 1
 _LEVELS, _STEP = 3, 3.0  # curves of equal operations, and how much more the next one has
 _AROUND = (0.35, 0.7, 1.4, 2.8)  # sizes of each curve, relative to its best one
-_FEWEST_STEPS = 30
-# The best small models are larger than laws of large ones say, by about this factor (bench/results/minutes.md).
-_GUESS = 2.0
+_FEWEST_STEPS, _FEWEST_RUNS = 30, 6
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class Family:
     """The plan of a family, what it is for, and what was learnt since.
 
     `settings` are those that all runs share, a tree; `corpus` is the text of `unique` training tokens. `cost` is that
-    of a token in the unit of the budget. `added` are runs from outside, and `beside` their losses beside the
-    predictions made before.
+    of a token in the unit of the budget. The recipe's own choice for the budget of `flops` operations is `recipe`.
+    `added` are runs from outside, and `beside` their losses beside the predictions made before.
     """
 
     corpus: str
@@ -75,6 +73,8 @@ class Family:
     settings: dict[str, Any]
     budget: Budget
     use: Use
+    flops: float
+    recipe: Shape
     cost: Cost = field(default_factory=Cost)
     added: tuple[Observation, ...] = ()
     beside: tuple[Beside, ...] = ()
@@ -103,12 +103,13 @@ class Family:
 
 
 def plan_family(
-    spend: float, vocab_size: int, prior: Law, step_tokens: int, sizes: Sequence[Shape] = ()
+    spend: float, vocab_size: int, best: Callable[[float], float], step_tokens: int, sizes: Sequence[Shape] = ()
 ) -> list[Member]:
-    """Runs on three curves of equal operations, which cost `spend` operations together; the cheapest come first.
+    """Runs on three curves of equal operations, which cost at most `spend` operations; the cheapest come first.
 
-    Each curve has four sizes around the best one that the `prior` gives, or all `sizes`. Raises `UsageError` if the
-    smallest runs would have fewer than 30 steps.
+    Each curve has four sizes around the `best` number of weights for its operations, of which those that get fewer than
+    30 steps are left out, or all `sizes`. Raises `UsageError` for a `size` that gets fewer steps, and for a family of
+    fewer than six runs or three sizes.
     """
     count = len(sizes) or len(_AROUND)
     if 0 < len(sizes) < 3:
@@ -117,20 +118,23 @@ def plan_family(
     members: dict[str, Member] = {}
     for level in reversed(range(_LEVELS)):
         flops = largest * _STEP**-level
-        middle = _GUESS * prior.optimum(flops)[0]
-        shapes = sizes or [shape_for(middle * around, vocab_size) for around in _AROUND]
+        shapes = list(sizes)
+        for around in () if sizes else _AROUND:
+            shapes.append(shape_for(best(flops) * around, vocab_size, shapes))
         for shape in shapes:
             steps = math.floor(flops / (6 * shape.parameters(vocab_size) * step_tokens))
-            if steps < _FEWEST_STEPS:
+            if steps < _FEWEST_STEPS and sizes:
                 needed = _FEWEST_STEPS * Member(shape, 1).cost(vocab_size, step_tokens) / flops * spend
                 raise UsageError(
                     f"The family may spend {spend:.2g} operations, of which a run of {shape} would get {steps} steps; "
                     f"{_FEWEST_STEPS} are the fewest. Give --spend {1.05 * needed:.1e}flops, or smaller --sizes."
                 )
             member = Member(shape, steps)
-            members[member.name] = member
-    if len({member.shape for member in members.values()}) < 3:
+            if steps >= _FEWEST_STEPS:
+                members[member.name] = member
+    if len(members) < _FEWEST_RUNS or len({member.shape for member in members.values()}) < 3:
         raise UsageError(
-            f"{spend:.2g} operations are too few for runs of three sizes. Raise --spend, or name three --sizes."
+            f"{spend:.2g} operations are too few for {_FEWEST_RUNS} runs of three sizes. Raise --spend, or name three "
+            "--sizes."
         )
     return list(members.values())

@@ -24,11 +24,12 @@ _NUMBERS = 5  # of a law; one more run shows how far they are off
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 0.01, 3.0
 _LARGEST_LOG = 60.0
 _MOST_STEPS, _LEAST_GAIN = 400, 1e-11
-# The prior: exponents differ by a quarter from one kind of text and network to another, two equal runs by one percent.
+# The prior: exponents differ by a quarter from one kind of text and network to another, the best size for a budget by
+# a factor of two, two equal runs by one percent.
 PRIOR = "besiroglu"
-_PRIOR_SPREAD, _NOISE = 0.25, 0.01
+_PRIOR_SPREAD, _SIZE_SPREAD, NOISE = 0.25, math.log(2), 0.01
 # From this many runs on, over this range of N and of D, the runs alone decide.
-_ENOUGH_RUNS, _ENOUGH_RANGE = 12, 10.0
+_ENOUGH_RUNS, _ENOUGH_RANGE = 16, 10.0
 RESAMPLES = 100
 _INTERVAL = (2.5, 97.5)
 _ROWS_OF_STARTS = np.array(list(product(_LEVELS, _LEVELS, _FLOORS, _EXPONENTS, _EXPONENTS)), dtype=np.float64)
@@ -55,6 +56,14 @@ class Observation:
     def to_dict(self) -> dict[str, Any]:
         """The run as plain data."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class KnownBest:
+    """The best number of weights for so many operations, as it is known from elsewhere."""
+
+    flops: float
+    parameters: float
 
 
 @dataclass(frozen=True)
@@ -110,20 +119,22 @@ def fit_law(
     runs: Sequence[Observation],
     *,
     prior: bool | None = None,
+    known: KnownBest | None = None,
     repetitions: float | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Fit:
     """The law that fits the runs best: Huber's loss on logarithms of the loss, by L-BFGS from a grid of starts.
 
-    That is the procedure of Hoffmann et al. 2022, equation 3. `prior` draws the exponents towards those of `PRIOR`;
-    None decides by `needs_prior`. With `repetitions`, repeated tokens count as `effective_tokens` says. The bootstrap
-    draws `resamples` times as many runs with replacement. Raises `DataError` for fewer than six different runs.
+    That is the procedure of Hoffmann et al. 2022, equation 3. `prior` draws the exponents towards those of `PRIOR`,
+    and the best size towards the `known` one; None decides by `needs_prior`. With `repetitions`, repeated
+    tokens count as `effective_tokens` says. The bootstrap draws `resamples` times as many runs with replacement. Raises
+    `DataError` for fewer than six different runs.
     """
     if len({(run.parameters, run.tokens) for run in runs}) <= _NUMBERS:
         raise DataError(f"A law has five numbers, so it needs {_NUMBERS + 1} different runs; {len(runs)} were given.")
     with_prior = needs_prior(runs) if prior is None else prior
-    problem = _Problem(runs, with_prior, repetitions)
+    problem = _Problem(runs, with_prior, known, repetitions)
     everything = np.ones(len(runs))
     best = problem.solve(problem.starts(everything), everything)
     drawn = [problem.solve([best], weights) for weights in _resamples(runs, resamples, seed)]
@@ -148,7 +159,9 @@ class _Problem:
     A' and B' are the terms at the mean logarithms of N and D, so that the five numbers hardly depend on each other.
     """
 
-    def __init__(self, runs: Sequence[Observation], with_prior: bool, repetitions: float | None) -> None:
+    def __init__(
+        self, runs: Sequence[Observation], with_prior: bool, best: KnownBest | None, repetitions: float | None
+    ) -> None:
         tokens = [
             run.tokens if repetitions is None else effective_tokens(run.tokens, run.unique, repetitions) for run in runs
         ]
@@ -157,9 +170,10 @@ class _Problem:
         self.middle = float(log_n.mean()), float(log_d.mean())
         self.log_n, self.log_d = log_n - self.middle[0], log_d - self.middle[1]
         law = known_laws()[PRIOR].law
-        self.prior = np.log([law.alpha, law.beta])
+        self.prior, self.best = np.log([law.alpha, law.beta]), best
         # Beyond delta a residual r costs |r| / delta here, and |r| / noise in the likelihood.
-        self.strength = _NOISE / DELTA / _PRIOR_SPREAD**2 if with_prior else 0.0
+        strength = NOISE / DELTA if with_prior else 0.0
+        self.strength, self.strength_of_size = strength / _PRIOR_SPREAD**2, strength / _SIZE_SPREAD**2
 
     def starts(self, weights: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """The starts of the grid with the smallest residuals."""
@@ -199,7 +213,21 @@ class _Problem:
         )
         away = np.log(x[3:]) - self.prior
         gradient[3:] += self.strength * away / x[3:]
-        return value + float(self.strength * (away**2).sum() / 2), gradient
+        value += float(self.strength * (away**2).sum() / 2)
+        if self.best is not None:
+            log_size, change = self._best_size(x, self.best.flops)
+            too_large = log_size - math.log(self.best.parameters)
+            value += self.strength_of_size * too_large**2 / 2
+            gradient += self.strength_of_size * too_large * change
+        return value, gradient
+
+    def _best_size(self, x: NDArray[np.float64], flops: float) -> tuple[float, NDArray[np.float64]]:
+        """The logarithm of the best N for so many operations (`Law.optimum`), and its gradient."""
+        log_a, log_b, _, alpha, beta = (float(each) for each in x)
+        log_n, log_d = self.middle[0], math.log(flops / 6) - self.middle[1]
+        total = alpha + beta
+        size = (math.log(alpha / beta) + log_a - log_b + alpha * log_n + beta * log_d) / total
+        return size, np.array([1.0, -1.0, 0.0, 1 / alpha + log_n - size, log_d - 1 / beta - size]) / total
 
     def solve(self, starts: Sequence[NDArray[np.float64]], weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The vector of the lowest cost that is reached from any of the starts."""

@@ -16,7 +16,7 @@ from sheepop.report.figures import blank_figure, finish_axes
 from sheepop.report.palette import NEUTRAL, RUNS, SCORE
 from sheepop.scale.allocation import best_size, curves
 from sheepop.scale.family import Family
-from sheepop.scale.fit import PRIOR, Fit, Observation
+from sheepop.scale.fit import NOISE, PRIOR, Fit, Observation
 from sheepop.scale.law import known_laws
 from sheepop.scale.shapes import Shape
 
@@ -35,7 +35,7 @@ class Recommended:
 
     `between` is the interval of the best number of parameters, `loss` the predicted loss with its interval, in nats per
     token. `bits` are the bits per byte of a nat per token on the held-out text. `is_far` if the budget is far beyond
-    the largest run.
+    the largest run. The law gives the loss `recipe_loss` for the `recipe`'s own choice at the same budget.
     """
 
     shape: Shape
@@ -47,6 +47,13 @@ class Recommended:
     loss: tuple[float, float, float]
     bits: float
     is_far: bool
+    recipe: Shape
+    recipe_loss: float
+
+    @property
+    def is_like_recipe(self) -> bool:
+        """Whether the law gives the recipe's own choice the same loss, within the noise of two equal runs."""
+        return abs(self.recipe_loss / self.loss[0] - 1) <= NOISE
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain data."""
@@ -64,6 +71,12 @@ class Recommended:
             "bits_per_byte": self.loss[0] * self.bits,
             "bits_per_byte_between": [each * self.bits for each in self.loss[1:]],
             "is_far": self.is_far,
+            "recipe": {
+                "d_model": self.recipe.d_model,
+                "num_layers": self.recipe.num_layers,
+                "loss": self.recipe_loss if math.isfinite(self.recipe_loss) else None,
+                "is_equal": self.is_like_recipe,
+            },
         }
 
 
@@ -81,12 +94,18 @@ class Scaled:
     def notes(self) -> list[str]:
         """What to know of the law, in sentences."""
         found, family = self.recommended, self.family
-        notes = []
+        more = found.recipe_loss / found.loss[0] - 1
+        than = f"equal within the noise of two runs ({NOISE:.0%})" if found.is_like_recipe else "not equal"
+        notes = [
+            f"By the law the recipe's own choice for this budget, {found.recipe}, has a loss of "
+            f"{found.recipe_loss:.4f} ({more:+.1%}): {than}."
+        ]
         if self.fit.with_prior:
-            prior = known_laws()[PRIOR]
+            prior, in_time = known_laws()[PRIOR], family.budget.kind == "seconds"
+            size = f" Its best size is drawn towards the recipe's, {found.recipe}." if in_time else ""
             notes.append(
-                "The runs are too few or too alike for both exponents, so these are drawn towards "
-                f"{prior.law.alpha:.3g} and {prior.law.beta:.3g}: {prior.origin}."
+                "The runs are too few or too alike for the law, so its exponents are drawn towards "
+                f"{prior.law.alpha:.3g} and {prior.law.beta:.3g} ({prior.origin}).{size}"
             )
         if found.is_far:
             notes.append(
@@ -124,7 +143,7 @@ def write_page(directory: Path, scaled: Scaled) -> None:
     loss, low, high = found.loss
     page.add_facts(
         {
-            "Budget": str(scaled.family.budget),
+            "Budget": scaled.family.budget.words,
             "Width x layers": str(found.shape),
             "Parameters that multiply a token": round(found.parameters),
             "Best number, 95 percent interval": f"{found.between[0]:,.0f} to {found.between[1]:,.0f}",

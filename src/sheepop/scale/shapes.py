@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
@@ -63,7 +64,10 @@ class Shape:
         return float(f"{_RATE * within**-_RATE_EXPONENT * beyond**-_BEYOND_EXPONENT:.2g}")
 
 
-def shape_for(parameters: float, vocab_size: int) -> Shape:
-    """The shape whose weights, with an output matrix for this vocabulary, are nearest to `parameters` in logarithm."""
-    shapes = (Shape.of_width(width) for width in _WIDTHS)
+def shape_for(parameters: float, vocab_size: int, without: Collection[Shape] = ()) -> Shape:
+    """The shape whose weights, with an output matrix for this vocabulary, are nearest to `parameters` in logarithm.
+
+    The shapes in `without` are left out.
+    """
+    shapes = (shape for width in _WIDTHS if (shape := Shape.of_width(width)) not in without)
     return min(shapes, key=lambda shape: abs(math.log(shape.parameters(vocab_size) / parameters)))

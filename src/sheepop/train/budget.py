@@ -42,7 +42,7 @@ _NOTED = 0.02  # a run that takes longer than its minutes by a larger share says
 _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
 _VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
-_REPORT_SECONDS = 4.0  # the last samples and the report
+REPORT_SECONDS = 4.0  # the last samples and the report
 # Of a memory: to train its gate, to index a token twice, and to look up a held-out token. Two cores of 2.5 GHz.
 _GATE_SECONDS, _INDEX_SECONDS, _RECALL_SECONDS = 10.0, 1.5e-6, 5e-5
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
@@ -221,7 +221,7 @@ def besides_the_loop(
         seconds = 2 * seconds + _RECALL_SECONDS * held_out
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
-    minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS
+    minutes, after = config.max_minutes, min(seconds, most) + REPORT_SECONDS
     if config.memory is not None:
         after += _GATE_SECONDS + _INDEX_SECONDS * min(num_tokens, config.memory.max_tokens)
     training = _left(minutes, elapsed + after)

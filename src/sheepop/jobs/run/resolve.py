@@ -132,8 +132,9 @@ def in_memory(
     length = task.batches().max_length
     if chooses_rows:
         training = _fitting(task, training, given.get("training") or {}, length, device)
+    origin, texts = task.origin, task.texts_of_row
     return resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(task.config, training, length, device, task.origin), device
+        training, lambda: bytes_of_a_step(task.config, training, length, device, origin, texts), device
     )
 
 
@@ -147,11 +148,14 @@ def _fitting(
     """
     model, usable, given_rows = task.config.model, usable_memory(training, device), training.micro_batch_size
     whole = math.gcd(training.global_batch_size, *(size for _, size in training.batch_size_warmup))
-    if given_rows is None and 4 * whole * length * _MOST_SAVED * model.d_model * model.num_layers < _MODEST_BYTES:
+    texts = task.texts_of_row
+    saved = 4 * whole * texts * length * _MOST_SAVED * model.d_model * model.num_layers
+    if given_rows is None and saved < _MODEST_BYTES:
         return training
-    most = max(1, _CPU_TOKENS // length) if device == "cpu" else whole
+    most = max(1, _CPU_TOKENS // (texts * length)) if device == "cpu" else whole
     for rows in [given_rows] if given_rows is not None else [n for n in range(most, 0, -1) if whole % n == 0]:
-        needed = bytes_of_a_step(task.config, training.replace(micro_batch_size=rows), length, device, task.origin)
+        own = training.replace(micro_batch_size=rows)
+        needed = bytes_of_a_step(task.config, own, length, device, task.origin, texts)
         peak = needed.peak("none", 0)
         if peak <= min(usable, needed.loss + needed.state + max(needed.state, _MODEST_BYTES)):
             break
@@ -360,10 +364,18 @@ def build_network(task: Task, device: str) -> Transformer:
 
 
 def bytes_of_a_step(
-    config: SheepOpConfig, training: TrainingConfig, length: int, device: str, origin: Fork | None = None
+    config: SheepOpConfig,
+    training: TrainingConfig,
+    length: int,
+    device: str,
+    origin: Fork | None = None,
+    texts: int = 1,
 ) -> StepBytes:
-    """The memory of a step, in the candidate precision that needs most; frozen weights are as `origin` stores them."""
-    rows = training.micro_batch_size or training.global_batch_size
+    """The memory of a step, in the candidate precision that needs most; frozen weights are as `origin` stores them.
+
+    Each row of a micro-batch is of so many `texts`.
+    """
+    rows = texts * (training.micro_batch_size or training.global_batch_size)
     found = [
         step_bytes(config.model, training, precision, rows, length, device)
         for precision in candidates(training.precision, device)

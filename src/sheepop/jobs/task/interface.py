@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
 
 from sheepop.checkpoint import RunDirectory
 from sheepop.checkpoint.model_form import ModelForm, WholeModel
@@ -116,6 +119,11 @@ class Task(ABC):
     @abstractmethod
     def batches(self) -> Batches:
         """The rows to train on."""
+
+    @property
+    def texts_of_row(self) -> int:
+        """The texts that the network reads for one row of a step: two for a pair of answers."""
+        return math.prod(self.batches().batch(np.zeros(1, np.int64)).input_ids.shape[:-1])
 
     @property
     @abstractmethod

@@ -106,7 +106,7 @@ class Decision:
             with task.template(tokenizer) as template:
                 marks = template.marks_answers()
             training = in_memory(task, task.config.training, given, device, chooses_rows=True)
-            needed = bytes_of_a_step(task.config, training, batches.max_length, device, task.origin)
+            needed = bytes_of_a_step(task.config, training, batches.max_length, device, task.origin, task.texts_of_row)
             recomputes, blocks = training.activation_checkpointing, training.checkpointed_blocks or network.num_layers
             assert recomputes != "auto"
             epoch = training.batch_sizes().steps_to(batches.num_samples)
