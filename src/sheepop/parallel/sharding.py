@@ -239,7 +239,7 @@ def _joined(piece: Tensor, dimension: int, size: int, group: dist.ProcessGroup) 
     each = -(-size // group.size())
     filled = torch.cat([piece, piece.new_empty(each - len(piece), *piece.shape[1:])])  # the last pieces may be shorter
     found = filled.new_empty(each * group.size(), *filled.shape[1:])
-    dist.all_gather(list(found.split(each)), filled, group=group)
+    dist.all_gather(list(found.chunk(group.size())), filled, group=group)
     return found[:size].movedim(0, dimension).contiguous()
 
 
