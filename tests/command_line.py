@@ -29,6 +29,46 @@ from sheepop.cli.main import main
 
 LIMIT = 300.0  # seconds
 COMMAND = "from sheepop.__main__ import main; main()"
+# Before a program: what that would start as ``python -m sheepop`` is a fork of it, which has all libraries loaded. The
+# fork begins as a new process does: with its own streams and environment, Python's signals, nothing to do at the end.
+FORKING = """
+import atexit, os, signal, subprocess, sys
+class Forked(subprocess.Popen):
+    def _execute_child(self, args, executable, preexec, close, passed, cwd, env, *rest):
+        *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, _, _, _, _, is_leader, _ = rest
+        if tuple(args[:3]) != (sys.executable, "-m", "sheepop"):
+            return super()._execute_child(args, executable, preexec, close, passed, cwd, env, *rest)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._child_created, self.pid = True, os.fork()
+        if self.pid:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+            return
+        try:
+            for number, stream in enumerate((p2cread, c2pwrite, errwrite)):
+                if stream != -1:
+                    os.dup2(stream, number)
+            for number in {p2cwrite, c2pread, errread} - {-1}:
+                os.close(number)
+            if is_leader:
+                os.setsid()
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            atexit._clear()
+            if cwd is not None:
+                os.chdir(cwd)
+            if env is not None:
+                os.environ.clear()
+                os.environ.update(env)
+            sys.argv = ["sheepop", *map(str, args[3:])]
+            from sheepop.__main__ import main
+            main()
+        finally:
+            os._exit(70)
+subprocess.Popen = Forked
+"""
 
 
 @dataclass(frozen=True)
@@ -68,8 +108,8 @@ def cold(*arguments: object, **environment: str) -> Ended:
 
 
 # Answers requests of its clients to fork a child that executes a program, and to say what became of one, until the last
-# client has gone. A child ends as Python ends: it leaves the loop by the exception that `sys.exit` raises, or by that
-# of a fault.
+# client has gone. A child ends as Python ends, by the exception that `sys.exit` raises or by that of a fault; one that
+# reaches the end of its program leaves as ``sheepop`` does, without taking all libraries apart.
 SERVER = """
 import gc, json, os, selectors, socket, sys
 from importlib import import_module
@@ -124,7 +164,7 @@ while True:
             os.environ.update(asked["environment"])
             sys.argv = asked["arguments"]
             exec(asked["program"], {"__name__": "__main__"})
-            sys.exit()
+            sys.modules["sheepop.__main__"]._leave(0)
         answer = json.dumps(answer).encode()
         pipe.sendall(len(answer).to_bytes(8, "big") + answer)
 """

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-NODE = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
+NODE = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False, "include_log_monitor": False}
+NODE |= {"no_monitor": True}  # of what scales clusters
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..command_line import Launcher
+from ..command_line import FORKING, Launcher
 
 pytest.importorskip("fastapi")
 SCRIPT = Path(__file__).parents[2] / "examples" / "learn_from_votes.py"
@@ -20,7 +20,7 @@ def test_the_example_goes_once_around_the_circle(launcher: Launcher, tmp_path: P
     """A hundredth of its steps: the model has learnt nothing, so that almost no vote is good, but every stage runs."""
     output = tmp_path / "circle"
     program = (
-        f"import runpy, sys; here = runpy.run_path({str(SCRIPT)!r}); "
+        f"{FORKING}\nimport runpy; here = runpy.run_path({str(SCRIPT)!r}); "
         # An untrained model writes no sentence, so it would give no pair: these voters like a small letter.
         "here['circle'].__globals__['manner'] = lambda text: 'sentence' if text[:1].islower() else 'other'; "
         "here['main']()"

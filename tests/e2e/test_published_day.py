@@ -21,7 +21,7 @@ import torch
 
 from sheepop.checkpoint.model_directory import open_model
 
-from ..command_line import Ended, cold, in_process
+from ..command_line import Ended, Launcher, cold, in_process
 from ..hub_server import LoopbackHub
 from ..serve.conftest import ServerProcess
 
@@ -222,9 +222,9 @@ def answered(day: Path) -> str:
     return str(tokenizer.decode(written, skip_special_tokens=True))
 
 
-def test_the_official_client_is_answered(answered: str, theirs: Any, day: Path) -> None:
+def test_the_official_client_is_answered(launcher: Launcher, answered: str, theirs: Any, day: Path) -> None:
     openai = pytest.importorskip("openai")
-    server = ServerProcess([f"published={MODEL}", f"tuned={day / 'run'}"], day / "log", seconds=900)
+    server = ServerProcess(launcher, [f"published={MODEL}", f"tuned={day / 'run'}"], day / "log", seconds=900)
     try:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="nobody", max_retries=0, timeout=300) as client:
             assert [model.id for model in client.models.list()] == ["published", "tuned"]

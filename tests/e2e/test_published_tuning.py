@@ -21,7 +21,7 @@ from sheepop.evaluate.answers import answers_of
 from sheepop.generate import GenerationConfig
 from sheepop.jobs.generate import load_generator
 
-from ..command_line import in_process
+from ..command_line import Launcher, in_process
 from ..serve.conftest import ServerProcess
 
 ENVIRONMENT = "SHEEPOP_TEST_MODEL"
@@ -63,7 +63,7 @@ def exact(model: Path, rows: list[tuple[str, str]]) -> tuple[int, list[str]]:
     return sum(answer == wanted for answer, (_, wanted) in zip(answers, rows, strict=True)), answers
 
 
-def test_two_hundred_chats_teach_an_answer_that_is_the_same_everywhere(tmp_path: Path) -> None:
+def test_two_hundred_chats_teach_an_answer_that_is_the_same_everywhere(launcher: Launcher, tmp_path: Path) -> None:
     openai, transformers = pytest.importorskip("openai"), pytest.importorskip("transformers")
     rows, run = chats(), tmp_path / "run"
     assert len(rows) == 200
@@ -102,7 +102,7 @@ def test_two_hundred_chats_teach_an_answer_that_is_the_same_everywhere(tmp_path:
             whole = network.generate(ids["input_ids"], do_sample=False, max_new_tokens=WRITTEN.max_new_tokens)[0]
         theirs.append(tokenizer.decode(whole[ids["input_ids"].shape[1] :], skip_special_tokens=True))
 
-    server = ServerProcess([f"tuned={run}"], tmp_path / "log", seconds=900)
+    server = ServerProcess(launcher, [f"tuned={run}"], tmp_path / "log", seconds=900)
     try:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="nobody", max_retries=0, timeout=300) as client:
             given: dict[str, Any] = {"model": "tuned", "temperature": 0, "max_tokens": WRITTEN.max_new_tokens}

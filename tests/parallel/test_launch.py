@@ -19,10 +19,16 @@ from torch._C._distributed_c10d import TCPStore
 from sheepop.checkpoint import RunDirectory
 from sheepop.jobs.launch import RankProcess
 
-from ..command_line import Started, in_process
+from ..command_line import COMMAND, FORKING, Started, in_process
 from .conftest import Together, rows
 
-# Ranks that a launcher starts load all libraries anew: here only what training needs.
+# Ranks that torch's agent starts are forks of it.
+RANKS_FORKED = f"""{FORKING}
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+subprocess_handler.Popen = Forked
+{COMMAND}
+"""
+# Ranks that other launchers start load all libraries anew: here only what training needs.
 LEAN = ["training.sinks=[]", "training.sample_prompts=[]", "data.clean.stages=[]"]
 STEPS = [*LEAN, "training.max_steps=30", "training.checkpoint_interval=5", "training.eval_interval=30"]
 
@@ -54,7 +60,7 @@ def test_a_run_whose_rank_is_killed_goes_on_by_itself_and_ctrl_c_saves_it(togeth
     run = tmp_path / "run"
     latest = run / "checkpoints" / "latest"
     options = together.options(run, "parallel.zero=1", *LEAN, "training.max_steps=2000", "training.eval_interval=500")
-    process = together.launcher.start("launch", "--processes", "2", "--restarts", "1", *options)
+    process = together.launcher.start("launch", "--processes", "2", "--restarts", "1", *options, program=RANKS_FORKED)
     wait_until(process, latest.exists)
     first = set(children_of(process.pid))
     os.kill(max(first), signal.SIGKILL)
@@ -137,7 +143,7 @@ def test_the_commands_of_the_page_run_on_two_processes(
     lines = [[*line.split(), "training.sample_tokens=4", *(small if "--data" in line else [])] for line in lines]
     *lines, ring = lines
     for line, steps in zip(lines, (10, 15), strict=True):
-        ended = together.launcher.run(*line)
+        ended = together.launcher.run(*line, program=RANKS_FORKED)
         assert ended.code == 0, ended.err
         assert RunDirectory.open(tmp_path / "runs" / "two").pointer("latest") == steps
         words = "2 ranks: 2 data; every copy whole. Each holds"

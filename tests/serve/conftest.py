@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +28,8 @@ from sheepop.serve.served_model import ServedModel
 from sheepop.serve.server import Server
 from sheepop.serve.stock import Description, Source, Stock
 from sheepop.tokenizer import CharTokenizer
+
+from ..command_line import COMMAND, Launcher
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -159,6 +160,7 @@ class ServerProcess:
 
     def __init__(
         self,
+        launcher: Launcher,
         models: Sequence[Path | str],
         log: Path,
         *options: str,
@@ -168,28 +170,28 @@ class ServerProcess:
         httpx = pytest.importorskip("httpx")
         port = free_port()
         self.url, self.log = f"{'https' if trusted else 'http'}://127.0.0.1:{port}", log
-        command = [sys.executable, "-m", "sheepop", "serve", *map(str, models), "--port", str(port), *options]
-        with log.open("w") as file:
-            self.process = subprocess.Popen(command, stderr=file)
+        logging = f"import os; os.dup2(os.open({str(log)!r}, os.O_WRONLY | os.O_CREAT), 2)"
+        self.process = launcher.start("serve", *models, "--port", port, *options, program=f"{logging}; {COMMAND}")
+        with httpx.Client(verify=trusted or False) as client:
 
-        def is_ready() -> bool:
+            def is_ready() -> bool:
+                try:
+                    found: bool = client.get(f"{self.url}/ready").status_code == 200
+                except httpx.TransportError:
+                    assert self.process.poll() is None, log.read_text()
+                    return False
+                return found
+
             try:
-                found: bool = httpx.get(f"{self.url}/ready", verify=trusted or True).status_code == 200
-            except httpx.TransportError:
-                assert self.process.poll() is None, log.read_text()
-                return False
-            return found
-
-        try:
-            wait_for(is_ready, seconds)
-        except BaseException:
-            self.close()
-            raise
+                wait_for(is_ready, seconds)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> int:
         """Tells the process to stop; returns its exit code."""
-        self.process.terminate()
-        return self.process.wait(30)
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30).code
 
 
 @pytest.fixture(scope="package")

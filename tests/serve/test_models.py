@@ -25,6 +25,7 @@ from sheepop.serve.served_model import ServedModel
 from sheepop.serve.stock import Source
 from sheepop.tokenizer import CharTokenizer
 
+from ..command_line import Launcher
 from .conftest import Live, ServerProcess, Shelf, WithTemplate, model_of, tiny, tiny_network, wait_for
 
 MIB, GIB = 2**20, 2**30
@@ -347,12 +348,12 @@ def test_an_alias_is_a_new_name_of_a_model(aliases: dict[str, str]) -> None:
         Registry(Shelf(Loads(config), ["a"], config))
 
 
-def test_a_process_serves_two_models_where_one_fits(tmp_path: Path) -> None:
+def test_a_process_serves_two_models_where_one_fits(launcher: Launcher, tmp_path: Path) -> None:
     for name, seed in (("one", 4), ("two", 9)):
         save_model(tmp_path / name, tiny_network(seed), CharTokenizer(), {})
     size = (tmp_path / "one" / "model.safetensors").stat().st_size
     options = ("--memory-budget", str(1.6 * size / GIB), "--keep-alive", "1h", "--alias", "gpt=two", "--device", "cpu")
-    server = ServerProcess([tmp_path / "one", tmp_path / "two"], tmp_path / "log", *options)
+    server = ServerProcess(launcher, [tmp_path / "one", tmp_path / "two"], tmp_path / "log", *options)
     try:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             for name, loaded in (("one", "one"), ("gpt", "two"), ("one", "one")):

@@ -12,18 +12,19 @@ import pytest
 from sheepop.checkpoint import save_model
 from sheepop.tokenizer import CharTokenizer
 
+from ..command_line import Launcher
 from .conftest import ServerProcess, WithTemplate, tiny_network
 
 openai = pytest.importorskip("openai")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a separate process that serves two models."""
     place = tmp_path_factory.mktemp("served")
     for name, tokenizer in (("chat", WithTemplate()), ("plain", CharTokenizer())):
         save_model(place / name, tiny_network(), tokenizer, {})
-    server = ServerProcess([place / "chat", place / "plain"], place / "log")
+    server = ServerProcess(launcher, [place / "chat", place / "plain"], place / "log")
     yield server.url
     assert server.close() == 128 + signal.SIGTERM
     assert "Traceback" not in (place / "log").read_text()

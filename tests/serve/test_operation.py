@@ -27,7 +27,7 @@ from sheepop.serve.config import ServerConfig
 from sheepop.serve.registry import Registry
 from sheepop.tokenizer import CharTokenizer
 
-from ..command_line import in_process
+from ..command_line import Launcher, in_process
 from .conftest import Live, ServerProcess, Shelf, WithTemplate, model_of, tiny, tiny_network, wait_for
 from .test_worker import asked, written
 
@@ -172,12 +172,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_a_process_serves_with_tls_and_reads_its_model_anew(
-    model: Path, pair: tuple[Path, Path], tmp_path: Path
+    launcher: Launcher, model: Path, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """In a live server process, a stream that is open during a reload finishes with the old model."""
     place, trusted = Path(shutil.copytree(model, tmp_path / "m")), ssl.create_default_context(cafile=str(pair[0]))
     options = ("--set", f"server.certificate={pair[0]}", "--set", f"server.private_key={pair[1]}")
-    server = ServerProcess([place], tmp_path / "log", *options, trusted=trusted)
+    server = ServerProcess(launcher, [place], tmp_path / "log", *options, trusted=trusted)
     with httpx.Client(verify=trusted, timeout=60) as client:
         url, process, greedy = server.url, server.process, {**ASKED, "model": "m", "temperature": 0}
 

@@ -12,18 +12,19 @@ from sheepop.checkpoint import save_model
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.tokenizer import CharTokenizer
 
+from ..command_line import Launcher
 from .conftest import ServerProcess, tiny_network
 
 openai = pytest.importorskip("openai")
 
 
-def test_a_model_in_two_processes_answers_as_one_in_one_does(tmp_path: Path) -> None:
+def test_a_model_in_two_processes_answers_as_one_in_one_does(launcher: Launcher, tmp_path: Path) -> None:
     model, place = tiny_network(), tmp_path / "tiny"
     save_model(place, model, CharTokenizer(), {})
     config = GenerationConfig(max_new_tokens=12, temperature=0.0)
     expected = Generator(model, CharTokenizer()).generate(["Once", "Twice"], config)
     options = ("--device", "cpu", "--dtype", "float32", "--tensor-parallel", "2")
-    server = ServerProcess([place], tmp_path / "log", *options)
+    server = ServerProcess(launcher, [place], tmp_path / "log", *options)
     try:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
         answer = client.completions.create(model="tiny", prompt=["Once", "Twice"], max_tokens=12, temperature=0)

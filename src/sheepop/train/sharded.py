@@ -237,6 +237,7 @@ class ShardedModel(Placement):
             if not isinstance(parameter, StoredWeight):
                 yield name, parameter
 
+    @torch.no_grad()
     def _take_pieces(self) -> None:
         for name, parameter in self._floats():
             spread = self.pieces.parameters.get(name)

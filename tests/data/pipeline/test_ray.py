@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from sheepop.core.console import Console
 from sheepop.core.errors import TokenizerError
 from sheepop.data.pipeline.engine import RayEngine, run_pass
 
+from ...command_line import Launcher
 from ...two_nodes import NODE, two_nodes
 
 pytestmark = pytest.mark.skipif(
@@ -52,9 +51,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(text: Path, output: Path, *more: str) -> list[str]:
-    program = [sys.executable, "-m", "sheepop", "data", "build", str(text), "--output", str(output), "--quiet"]
     stages = "data.clean.stages=[formatting, pii, exact_duplicates, near_duplicates]"
-    return [*program, "tokenizer.vocab_size=300", stages, *more]
+    places = [str(text), "--output", str(output), "--quiet"]
+    return ["data", "build", *places, "tokenizer.vocab_size=300", stages, *more]
 
 
 def content(corpus: Path) -> dict[str, bytes]:
@@ -62,18 +61,16 @@ def content(corpus: Path) -> dict[str, bytes]:
     return {str(p.relative_to(corpus)): p.read_bytes() for p in files if p.name not in NOT_COMPARED}
 
 
-def run_to_end(arguments: list[str], **environment: str) -> None:
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=SECONDS, check=False, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
+def run_to_end(launcher: Launcher, arguments: list[str], **environment: str) -> None:
+    done = launcher.run(*arguments, environment={**os.environ, **environment})
+    assert done.code == 0, done.err
 
 
 @pytest.fixture(scope="module")
-def on_one_machine(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def on_one_machine(launcher: Launcher, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What a build without any other process gives."""
     output = tmp_path_factory.mktemp("local") / "corpus"
-    run_to_end(command(text, output, "--workers", "0"))
+    run_to_end(launcher, command(text, output, "--workers", "0"))
     return content(output)
 
 
@@ -86,20 +83,15 @@ def cluster() -> Iterator[Any]:
 class Build:
     """A build on the cluster that is stopped between its first finished part and its last."""
 
-    def __init__(self, arguments: list[str], output: Path, address: str) -> None:
+    def __init__(self, launcher: Launcher, arguments: list[str], output: Path, address: str) -> None:
         self._parts = output.with_name(f".{output.name}.building") / "pass-0"
-        environment = {**os.environ, "RAY_ADDRESS": address}
-        # What Ray says about a node that is gone is its own affair.
-        self.process = subprocess.Popen(
-            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
+        self.process = launcher.start(*arguments, environment={**os.environ, "RAY_ADDRESS": address})
 
     def __enter__(self) -> Build:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.process.kill()
-        self.process.wait()
 
     def await_first_part(self) -> None:
         while not list(self._parts.glob("0*")) and self.process.poll() is None:
@@ -108,18 +100,23 @@ class Build:
 
 
 def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
-    cluster: Any, text: Path, on_one_machine: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any,
+    launcher: Launcher,
+    text: Path,
+    on_one_machine: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address = cluster.address
-    run_to_end(command(text, tmp_path / "corpus", "--engine", "ray"), RAY_ADDRESS=address)
+    run_to_end(launcher, command(text, tmp_path / "corpus", "--engine", "ray"), RAY_ADDRESS=address)
     assert content(tmp_path / "corpus") == on_one_machine
 
     # A node is lost and the build goes on with the other.
     output = tmp_path / "goes on"
-    with Build(command(text, output, "--engine", "ray"), output, address) as build:
+    with Build(launcher, command(text, output, "--engine", "ray"), output, address) as build:
         build.await_first_part()
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        assert build.process.wait(timeout=SECONDS) == 0
+        assert (ended := build.process.wait(SECONDS)).code == 0, ended.err
     assert content(output) == on_one_machine
 
     # A node is lost and the build with it; the same command goes on with what is finished.
@@ -127,10 +124,10 @@ def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
     cluster.wait_for_nodes(timeout=60)
     output = tmp_path / "resumed"
     arguments = command(text, output, "--engine", "ray")
-    with Build(arguments, output, address) as build:
+    with Build(launcher, arguments, output, address) as build:
         build.await_first_part()
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-    run_to_end(arguments, RAY_ADDRESS=address)
+    run_to_end(launcher, arguments, RAY_ADDRESS=address)
     assert content(output) == on_one_machine
     assert not list(tmp_path.glob(".*")), "the workplaces are gone"
 
