@@ -195,7 +195,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradient is not None:
                 gradient.mul_(grad_objective)
         if ctx.deferred is not None:
-            ctx.deferred.append(PositionsLearnt(*ctx.learnt, -grad_objective.expand_as(ctx.learnt[-1])))
+            hidden_MD, labels_M, log_sum_M = ctx.learnt
+            ctx.deferred.append(PositionsLearnt(hidden_MD, labels_M, log_sum_M, -grad_objective.expand_as(log_sum_M)))
         if ctx.later:
             hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast = ctx.saved_tensors
             how, terms, dtype = ctx.how
