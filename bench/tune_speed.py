@@ -2,11 +2,11 @@
 
 Both start from one model that transformers has saved: a published one (`--model`), or one with new weights, a Llama or
 the shape of Gemma 3 270M (262,144 tokens). They read the same rows in the same order, so that every step has the same
-rows in both, and AdamW moves all weights, or adapters of rank 8 in all linear layers, in float32. In a GRPO step one
-prompt is answered as often as a step has examples. Every measurement has a process of its own with one thread, and time
-is processor time, which other programs do not lengthen. Both are measured with activation checkpointing, which TRL has
-by default, and without. Ours is measured with padded rows, as theirs are, and for SFT packed, as it is by default. A
-last row is pre-training at the same shape: the tokens of full rows.
+rows in both, and AdamW moves all weights in float32, or in tasks that end with `lora` adapters of rank 8 in all linear
+layers. In a GRPO step one prompt is answered as often as a step has examples. Every measurement has a process of its
+own with one thread, and time is processor time, which other programs do not lengthen. Both are measured with activation
+checkpointing, which TRL has by default, and without. Ours is measured with padded rows, as theirs are, and for SFT
+packed, as it is by default. A last row is pre-training at the same shape: the tokens of full rows.
 
 python bench/tune_speed.py --peers DIR --shape gemma3-270m --json bench/results/tune_speed.json
 
@@ -36,6 +36,11 @@ MEBIBYTE = 2**20
 SEED = 0  # of the order of rows
 ANSWER = 32  # tokens of an answer that the model writes
 WORDS = "sheep wool fence meadow shepherd barn lamb grass hill dog river stone cloud evening morning gate"
+
+
+def method_of(task: str) -> str:
+    """The method of a task: packed rows and pre-training are read as for SFT."""
+    return next((method for method in ("dpo", "grpo") if task.startswith(method)), "sft")
 
 
 def measure(
@@ -87,16 +92,18 @@ def measure_trl(
             clock.step()
 
     rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
+    method = method_of(task)
     config, trainer = {
-        "dpo": (trl.DPOConfig, trl.DPOTrainer), "grpo": (trl.GRPOConfig, trl.GRPOTrainer)
-    }.get(task, (trl.SFTConfig, trl.SFTTrainer))  # fmt: skip
+        "sft": (trl.SFTConfig, trl.SFTTrainer), "dpo": (trl.DPOConfig, trl.DPOTrainer),
+        "grpo": (trl.GRPOConfig, trl.GRPOTrainer),
+    }[method]  # fmt: skip
     more: dict[str, Any] = {}
-    if task == "grpo":
+    if method == "grpo":
         of_task = {"num_generations": batch, "max_completion_length": ANSWER, "beta": 0.0, "shuffle_dataset": False}
         more["reward_funcs"] = lambda completions, **_: [float(text.count("e")) for text in completions]
     else:
         of_task = {"max_length": length}
-    if task == "lora":
+    if task.endswith("lora"):
         import peft
 
         more["peft_config"] = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -107,7 +114,7 @@ def measure_trl(
             gradient_checkpointing=checkpointing, disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
             train_sampling_strategy="sequential",
         )  # fmt: skip
-        if task == "dpo":
+        if method == "dpo":
             settings.precompute_ref_log_probs = True  # as ours are
         made = trainer(
             model, args=settings, train_dataset=Dataset.from_list(rows), callbacks=[Marks()],
@@ -120,7 +127,7 @@ def measure_trl(
 def measure_ours(
     task: str, model: str, data: str, steps: int, batch: int, length: int, checkpointing: bool
 ) -> dict[str, Any]:
-    """Steps of our run; ``packed`` is SFT with packed rows, ``lora`` with a small change, ``text`` pre-training."""
+    """Steps of our run; ``packed`` is SFT with packed rows, ``lora`` with an adapter, ``text`` pre-training."""
     import numpy as np
 
     from sheepop.checkpoint import RunDirectory
@@ -137,10 +144,10 @@ def measure_ours(
     from sheepop.train.source import PreparedStep
     from sheepop.train.step import StepRunner
 
-    method = task if task in ("dpo", "grpo") else "sft"
+    method = method_of(task)
     packs = task in ("packed", "text")
-    tuning = {"method": method, "long_examples": "cut", "lora": {"rank": 8} if task == "lora" else None}
-    if task == "grpo":
+    tuning = {"method": method, "long_examples": "cut", "lora": {"rank": 8} if task.endswith("lora") else None}
+    if method == "grpo":
         rewards = Path(data).with_name("reward.py")
         rewards.write_text("def reward(prompt, completion, **fields):\n    return completion.count('e')\n")
         answers = {"reward": str(rewards), "group_size": batch, "max_new_tokens": ANSWER, "kl_coef": 0.0}
@@ -268,7 +275,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="examples in a step, or pairs")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each, one contestant after the other")
-    tasks = ["packed", "sft", "lora", "text", "dpo", "grpo"]
+    tasks = ["packed", "sft", "lora", "text", "dpo", "dpo-lora", "grpo", "grpo-lora"]
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks, help="what is measured")
     add_json_option(parser)
     asked = parser.parse_args()
@@ -287,7 +294,7 @@ def main() -> None:
             ("ours, packed", "ours", "packed", False),
             ("ours, pre-training", "ours", "text", False),
         ]
-        for task in ("sft", "lora", "dpo", "grpo"):
+        for task in ("sft", "lora", "dpo", "dpo-lora", "grpo", "grpo-lora"):
             rows += [("ours", "ours", task, True), ("ours without checkpointing", "ours", task, False)]
             trl = [("TRL", "trl", task, True), ("TRL without checkpointing", "trl", task, False)]
             rows += trl if asked.peers else []
@@ -297,7 +304,7 @@ def main() -> None:
         for _ in range(asked.rounds):
             for name, who, task, checkpointing in rows:
                 model = theirs if who == "trl" else ours
-                file = data[{"lora": "sft", "text": "packed"}.get(task, task)]
+                file = data[task if task == "packed" else "packed" if task == "text" else method_of(task)]
                 file = in_order(file) if who == "trl" else file
                 settings = {"who": who, "task": task, "model": str(model), "data": str(file), **shared}
                 measured = measured_apart(__file__, {**settings, "checkpointing": checkpointing})
@@ -307,11 +314,11 @@ def main() -> None:
                 )
                 found.setdefault((name, "sft" if task in ("packed", "text") else task), []).append(measured)
     results = [summary(name, task, runs) for (name, task), runs in found.items()]
-    print(f"{'task':5} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9} {'over libraries':>15}")
+    print(f"{'task':9} {'who':28} {'ms a step':>10} {'per second':>11} {'peak MiB':>9} {'over libraries':>15}")
     for row in results:
         speed, memory = (row["ms"], row["per_second"]), (row["peak_mib"], row["own_mib"])
         print(
-            f"{row['task']:5} {row['who']:28} {speed[0]:10,.0f} {speed[1]:11,.1f} {memory[0]:9,.0f} {memory[1]:15,.0f}"
+            f"{row['task']:9} {row['who']:28} {speed[0]:10,.0f} {speed[1]:11,.1f} {memory[0]:9,.0f} {memory[1]:15,.0f}"
         )
     settings = {**vars(asked), "json": None, "peers": None, "model": asked.model and asked.model.name}
     write_record(asked.json, {"settings": settings, "results": results})

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sheepop.model import IGNORE_INDEX, LossTerms
-from sheepop.model.logits import LossMemory
-from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities, score_tokens
+from sheepop.model.logits import LossMemory, score_tokens
+from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
 
 N, D, V = 12, 6, 9
 

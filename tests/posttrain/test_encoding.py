@@ -116,6 +116,24 @@ def test_a_conversation_that_would_be_learnt_wrong_is_refused(
         encode.supervised(Supervised("line 1", "", tuple(messages)))
 
 
+@pytest.mark.parametrize(
+    ("raised", "problem"),
+    [
+        ("{{ raise_exception('no tools') }}", r"does not accept this conversation \(no tools\)"),
+        ("{{ tools.name.first }}", "(?i)chat template"),
+    ],
+)
+def test_a_template_that_raises_on_tools_is_an_error_of_the_row(
+    tokenizers: dict[str, Tokenizer], raised: str, problem: str
+) -> None:
+    messages = tuple(chat("a", "yes")["messages"])
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    with encoding(tokenizers["bpe"], "{% if tools %}" + raised + "{% endif %}" + MARKED) as encode:
+        assert len(encode.supervised(Supervised("line 1", "", messages))) == 1
+        with pytest.raises(RowError, match=problem):
+            encode.supervised(Supervised("line 2", "", messages, (tool,)))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_prompt_that_ends_in_a_word_keeps_its_tokens(tokenizers: dict[str, Tokenizer], algorithm: str) -> None:
     """Where prompt and answer are one word in two parts, the whole text has other tokens than the prompt alone."""

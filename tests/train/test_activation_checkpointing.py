@@ -289,6 +289,10 @@ def test_a_step_needs_its_state_its_activations_and_the_gradient_of_the_head() -
     # Micro-batches add to one gradient of a large head in place. 32 rows of its logits are 128 MiB: two chunks of 18.
     large = step_bytes(config.replace(vocab_size=2**21), training, "bf16", 3, 12, "cpu")
     assert large.loss == 18 * 2**21 * 2
+    # SGD moves a large head some rows at a time, whose gradient never exists as a whole.
+    training, wide = training.replace(optimizer="sgd", ema_decay=None), config.replace(vocab_size=2**21)
+    moved = step_bytes(wide, training, "fp32", 3, 12, "cpu")
+    assert moved.state == 3 * 4 * num_parameters(wide) - 4 * 2**21 * 32
 
 
 def test_the_loss_holds_no_more_logits_than_a_chunk() -> None:

@@ -8,7 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sheepop.model.logits import LossMemory, Places, adds_in_place, block_rows, cap, chunk_rows
+from sheepop.model.logits import (
+    LossMemory,
+    Places,
+    PositionsLearnt,
+    adds_in_place,
+    block_rows,
+    cap,
+    chunk_rows,
+    score_tokens,
+)
 from sheepop.model.loss import (
     LossSums,
     LossTerms,
@@ -16,7 +25,6 @@ from sheepop.model.loss import (
     Projection,
     linear_cross_entropy,
     linear_log_probabilities,
-    score_tokens,
 )
 from sheepop.model.native_scoring import score_natively, suits_native_scoring
 
@@ -42,7 +50,8 @@ class OutputHead(nn.Linear):
 
     A `soft_cap` c turns logits z into ``c tanh(z / c)``. `cast` is a copy of the weight in the data type of training
     steps, if that differs from the weight's; the gradient still goes to `weight`. With a `vocabulary`, losses use a
-    weight that holds only some of its rows.
+    weight that holds only some of its rows. If `deferred` is a list, losses append what the gradient of the weight
+    follows from; see `deferred_gradient`.
     """
 
     vocabulary: PartOfVocabulary | None = None
@@ -51,6 +60,7 @@ class OutputHead(nn.Linear):
         super().__init__(d_model, vocab_size, bias=bias)
         self.soft_cap = soft_cap
         self.cast: Tensor | None = None
+        self.deferred: list[PositionsLearnt] | None = None
         self._memory: LossMemory | None = None
         self._gradient: Tensor | None = None
 
@@ -82,7 +92,12 @@ class OutputHead(nn.Linear):
 
         The losses after the first one of a step add to the `grad` of a large weight in place.
         """
-        if self._memory is not None and self.weight.requires_grad and self.weight.grad is None:
+        if self._memory is None:
+            return
+        self._memory.deferred = self.deferred
+        if self.deferred is not None:
+            self._gradient = self._memory.gradient = None
+        elif self.weight.requires_grad and self.weight.grad is None:
             is_large = adds_in_place(self.weight.nbytes, self.weight.device.type)
             self._memory.weight = self.weight if is_large else None
             if self._gradient is None:
@@ -100,7 +115,7 @@ class OutputHead(nn.Linear):
         return linear_log_probabilities(hidden, self.own_weight, labels, **self._projection(hidden, places))
 
     def score(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the summed cross-entropy and the number of correct predictions; see `loss.score_tokens`."""
+        """Returns the summed cross-entropy and the number of correct predictions; see `logits.score_tokens`."""
         return score_tokens(hidden, self.weight, labels, soft_cap=self.soft_cap, added=self.added(hidden))
 
     def _projection(self, hidden: Tensor, places: Places | None) -> Projection:

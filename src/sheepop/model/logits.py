@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
@@ -44,18 +46,33 @@ def cap(logits: Tensor, soft_cap: float | None) -> Tensor:
     return bounded * soft_cap if torch.is_grad_enabled() else bounded.mul_(soft_cap)
 
 
+class PositionsLearnt(NamedTuple):
+    """N positions from which a gradient of the output weight follows, see `deferred_gradient`.
+
+    `hidden` (N, D) are in the data type of products. `weights` (N,) are those of the log-probabilities of the `labels`
+    (N,) in what is minimised, and `log_sums` (N,) are log-sum-exps of the logits.
+    """
+
+    hidden: Tensor
+    labels: Tensor
+    log_sums: Tensor
+    weights: Tensor
+
+
 @dataclass
 class LossMemory:
     """Buffers that loss calls reuse: on a CPU, allocating new pages costs more than the arithmetic.
 
     `gradient` (V, D) receives the weight's gradient in the next call and then belongs to the caller, which may put it
     back when it is no longer read. `logits` are those of a chunk, which only the call itself reads. If `weight` has a
-    gradient already, its backward passes add to that in place, so that a second one never exists.
+    gradient already, its backward passes add to that in place, so that a second one never exists. If `deferred` is a
+    list, log-probabilities append to it instead of computing a gradient of the weight.
     """
 
     logits: Tensor | None = None
     gradient: Tensor | None = None
     weight: Tensor | None = None
+    deferred: list[PositionsLearnt] | None = None
 
     def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
         """Returns a buffer (rows, size) with the data type and device of `like`."""
@@ -227,6 +244,33 @@ class WeightGradient:
         if not self._has_own:
             return None
         return torch.zeros_like(weight_VD) if self._sum is None else self._sum.to(weight_VD.dtype)
+
+
+def score_tokens(
+    hidden: Tensor,
+    weight_VD: Tensor,
+    labels: Tensor,
+    *,
+    soft_cap: float | None = None,
+    added: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the summed cross-entropy and the number of correct predictions, computed in chunks without gradients.
+
+    Shapes as in `loss.linear_cross_entropy`. The prediction is the most likely token, the first one in a tie.
+    """
+    with torch.no_grad():
+        hidden_ND, labels_N = hidden.flatten(0, -2), labels.flatten()
+        low, up = (None, None) if added is None else (added[0].flatten(0, -2), added[1])
+        chunks = LogitChunks.of(weight_VD, None, product_dtype(weight_VD, None), None, low, up)
+        loss = torch.zeros((), dtype=chunks.exact, device=hidden.device)
+        correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in chunks.rows(labels_N, supervised_places(labels_N), None):
+                logits_RV = chunks.logits(hidden_ND[rows].to(chunks.dtype), rows)
+                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
+                    loss += F.cross_entropy(cap(part.to(chunks.exact), soft_cap), wanted, reduction="sum")
+                    correct += (part.argmax(-1) == wanted).sum()
+        return loss, correct
 
 
 def parts_of(weight_NK: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

@@ -22,6 +22,7 @@ from sheepop.model.logits import (
     LogitChunks,
     LossMemory,
     Places,
+    PositionsLearnt,
     ProjectionGradients,
     WeightGradient,
     cap,
@@ -130,33 +131,6 @@ def linear_log_probabilities(
     return _LinearLogProbabilities.apply(*inputs).view(labels.shape)  # type: ignore[no-untyped-call]
 
 
-def score_tokens(
-    hidden: Tensor,
-    weight_VD: Tensor,
-    labels: Tensor,
-    *,
-    soft_cap: float | None = None,
-    added: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns the summed cross-entropy and the number of correct predictions, computed in chunks without gradients.
-
-    Shapes as in `linear_cross_entropy`. The prediction is the most likely token, the first one in a tie.
-    """
-    with torch.no_grad():
-        hidden_ND, labels_N = hidden.flatten(0, -2), labels.flatten()
-        low, up = (None, None) if added is None else (added[0].flatten(0, -2), added[1])
-        chunks = LogitChunks.of(weight_VD, None, product_dtype(weight_VD, None), None, low, up)
-        loss = torch.zeros((), dtype=chunks.exact, device=hidden.device)
-        correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, supervised_places(labels_N), None):
-                logits_RV = chunks.logits(hidden_ND[rows].to(chunks.dtype), rows)
-                for part, wanted in chunks.blocks(logits_RV, labels_N[rows]):
-                    loss += F.cross_entropy(cap(part.to(chunks.exact), soft_cap), wanted, reduction="sum")
-                    correct += (part.argmax(-1) == wanted).sum()
-        return loss, correct
-
-
 def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Projection) -> tuple[Any, ...]:
     """Returns the first arguments of both functions below; raises `ValueError` if shapes do not fit."""
     if labels.shape != hidden.shape[:-1]:
@@ -189,13 +163,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(weight_VD, weight_cast)
         chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
         hidden, weight, low, up = ctx.needs_input_grad[:4]
-        ctx.later = weight and chunks.memory.sum_so_far(weight_VD) is not None
-        gradients = ProjectionGradients(chunks, hidden_ND, (hidden, weight and not ctx.later, low, up))
+        ctx.deferred = chunks.memory.deferred if weight and low_NR is None and terms == LossTerms() else None
+        ctx.later = weight and ctx.deferred is None and chunks.memory.sum_so_far(weight_VD) is not None
+        now = weight and ctx.deferred is None and not ctx.later
+        gradients = ProjectionGradients(chunks, hidden_ND, (hidden, now, low, up))
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
-        for rows, logits_RV, hidden_RD, found in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
+        log_sums = None if ctx.deferred is None else [sums[:0]]
+        for rows, logits_RV, hidden_RD, found in _gradients_of_chunks(
+            chunks, hidden_ND, labels_N, how, terms, log_sums
+        ):
             sums += found
             gradients.add(rows, logits_RV, hidden_RD)
         ctx.gradients = gradients.results(weight_VD, up_VR)
+        if log_sums is not None:
+            hidden_MD, labels_M = hidden_ND.detach()[how["places"]].to(dtype), labels_N[how["places"]]
+            ctx.learnt = hidden_MD, labels_M, torch.cat(log_sums)
         if ctx.later:
             ctx.save_for_backward(hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast)
             ctx.how = how, terms, dtype
@@ -212,6 +194,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(grad_objective)
+        if ctx.deferred is not None:
+            hidden_MD, labels_M, log_sum_M = ctx.learnt
+            ctx.deferred.append(PositionsLearnt(hidden_MD, labels_M, log_sum_M, -grad_objective.expand_as(log_sum_M)))
         if ctx.later:
             hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast = ctx.saved_tensors
             how, terms, dtype = ctx.how
@@ -224,9 +209,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _gradients_of_chunks(
-    chunks: LogitChunks, hidden_ND: Tensor, labels_N: Tensor, how: Projection, terms: LossTerms
+    chunks: LogitChunks,
+    hidden_ND: Tensor,
+    labels_N: Tensor,
+    how: Projection,
+    terms: LossTerms,
+    log_sums: list[Tensor] | None = None,
 ) -> Iterator[tuple[Places, Tensor, Tensor, Tensor]]:
-    """Yields the rows of each chunk, the objective's gradient of their logits, their hidden states, and both sums."""
+    """Yields the rows of each chunk, the objective's gradient of their logits, their hidden states, and both sums.
+
+    If `log_sums` is a list, the log-sum-exps of the logits are appended, for which there may be no `terms`.
+    """
     soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
     losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
     with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -238,7 +231,13 @@ def _gradients_of_chunks(
             else:
                 sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
                 for part, wanted in chunks.blocks(logits_RV, labels_R):
-                    sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+                    if log_sums is None:
+                        sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+                        continue
+                    label_R, log_sum_R = _fused_sums(part, wanted, soft_cap, chunks.exact)
+                    weighted_gradients(part, wanted, log_sum_R, -torch.ones_like(log_sum_R), soft_cap, chunks.exact)
+                    sums += (log_sum_R - label_R).sum()
+                    log_sums.append(log_sum_R)
             yield rows, logits_RV, hidden_RD, sums
 
 
@@ -285,8 +284,10 @@ class _LinearLogProbabilities(torch.autograd.Function):
         how, dtype = ctx.how
         vocabulary = how.get("vocabulary")
         chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how.get("memory"), low_NR, up_VR)
-        so_far = chunks.memory.sum_so_far(weight_VD)
-        gradients = ProjectionGradients(chunks, hidden_ND, ctx.needs_input_grad, so_far)
+        needed = list(ctx.needs_input_grad)
+        deferred = chunks.memory.deferred if needed[1] and low_NR is None else None
+        needed[1] = needed[1] and deferred is None
+        gradients = ProjectionGradients(chunks, hidden_ND, needed, chunks.memory.sum_so_far(weight_VD))
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(dtype)
@@ -294,8 +295,11 @@ class _LinearLogProbabilities(torch.autograd.Function):
                 labels_R = labels_N[rows] if vocabulary is None else vocabulary.columns(labels_N[rows])
                 by_row = labels_R, log_sum_N[rows], weights_N[rows]
                 for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
-                    _fused_weighted_gradients(part, wanted, log_sum_R, weights_R, how.get("soft_cap"), chunks.exact)
+                    weighted_gradients(part, wanted, log_sum_R, weights_R, how.get("soft_cap"), chunks.exact)
                 gradients.add(rows, logits_RV, hidden_RD)
+        if deferred is not None:
+            each = (tensor[how["places"]] for tensor in (hidden_ND.detach().to(dtype), labels_N, log_sum_N, weights_N))
+            deferred.append(PositionsLearnt(*each))
         return *gradients.results(weight_VD, up_VR), None, None, None
 
 
@@ -309,8 +313,7 @@ def _losses_then_gradients(
     """
     z_RV = cap(logits_RV.to(exact), soft_cap)
     slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
-    keep, spread = 1.0 - terms.label_smoothing, terms.label_smoothing
-    labels_R1 = labels_R[:, None]
+    labels_R1, keep, spread = labels_R[:, None], 1.0 - terms.label_smoothing, terms.label_smoothing
     label_logit = z_RV.gather(1, labels_R1)
     mean_logit = z_RV.mean(1, keepdim=True) if spread else 0.0
     largest = z_RV.amax(1, keepdim=True)
@@ -392,4 +395,4 @@ def _is_chosen(columns_R: Tensor, like_RV: Tensor) -> Tensor:
 
 _fused_losses = fused(_losses_then_gradients_at_once)
 _fused_sums = fused(_label_and_sum)
-_fused_weighted_gradients = fused(_weighted_gradients)
+weighted_gradients = fused(_weighted_gradients)

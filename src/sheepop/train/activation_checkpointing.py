@@ -27,6 +27,7 @@ from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
 
 GIGABYTE = 10**9
+_DEFERRING = ("adamw", "adam", "sgd", "muon")  # whose optimizer of the head is one of `rows.ELEMENTWISE`
 _FREE_SHARE = 0.8  # the share of free memory to use without a given budget; the rest is for memory not counted
 
 
@@ -125,16 +126,18 @@ def step_bytes(
 ) -> StepBytes:
     """The memory of a step on micro-batches of `rows` sequences of `length` tokens.
 
-    The loss needs some logits, and a second gradient of the head unless it is added to the first in place. The gradient
-    of the hidden states is counted with the activations outside the blocks.
+    The loss needs some logits, and a second gradient of the head unless it is added to the first in place. A gradient
+    that is deferred never exists. The gradient of the hidden states is counted with the activations outside the blocks.
     """
     head = 4 * model.vocabulary * model.d_model
-    head = 0 if adds_in_place(head, device) else head
+    is_large = adds_in_place(head, device)
+    deferred = head if is_large and training.optimizer in _DEFERRING else 0
     logits = logits_bytes(rows * length, model.vocabulary, torch_dtype(precision), device)
     return StepBytes(
         count_activations(model, rows, length, precision=precision, device=device),
-        loss=head + logits,
-        state=training_bytes(model, training.optimizer, precision, averaged=training.ema_decay is not None).total,
+        loss=logits if is_large else head + logits,
+        state=training_bytes(model, training.optimizer, precision, averaged=training.ema_decay is not None).total
+        - deferred,
     )
 
 

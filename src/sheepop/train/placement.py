@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.device import return_freed_memory
 from sheepop.model import LossSums, Outputs, Transformer
+from sheepop.model.deferred_gradient import DeferredGradient
 from sheepop.model.experts import Routing
 from sheepop.model.head import OutputHead
 from sheepop.model.logits import adds_in_place
@@ -87,6 +88,7 @@ class Placement(Network, Protocol):
     may_be_left: bool  # whether a step may be abandoned halfway; false if other ranks would wait for this one
     model: Transformer  # always in evaluation mode; the optimizers update its weights
     layout: Layout
+    deferred: DeferredGradient | None = None  # of a large output weight, for which a step may have no `grad`
 
     @property
     def head(self) -> OutputHead:
@@ -175,10 +177,12 @@ class OneDevice(Placement):
         self._modules = model.sharing_copy(working).train()
         self._place_head(dtype)
         self._returns_memory = adds_in_place(self.head.weight.nbytes, device)
+        if self._returns_memory and self.head.weight.requires_grad:
+            self.deferred = DeferredGradient(self.head)
         sparse = device == "cpu" and self.head.weight is model.embedding.weight
         # An embedding with an adapter returns their sum, in the data type of its frozen weight.
         if type(model.embedding) is nn.Embedding and (dtype is not None or sparse):
-            self._modules.embedding = CastEmbedding(model.embedding, dtype, sparse=sparse)
+            self._modules.embedding = CastEmbedding(model.embedding, dtype, sparse=sparse, deferred=self.deferred)
         if torch.device(device).type == "cuda":
             # On a CPU a wider product may round differently and is no faster.
             self._modules.pack_projections()
@@ -208,15 +212,37 @@ class OneDevice(Placement):
             if self._returns_memory:
                 return_freed_memory()
             found.append(pass_of(number, batch, self).back())
+        if (deferred := self._deferred) is not None and deferred.weight.grad is not None:
+            deferred.add(deferred.weight.grad)
+            deferred.weight.grad = None
         return found
 
     def unscale(self, scale: float) -> None:
         """Divides all gradients by `scale`."""
         torch._foreach_mul_(list(_gradients(self.model.parameters())), 1 / scale)
+        if self._deferred is not None:
+            self._deferred.scale(1 / scale)
 
     def clip(self, max_norm: float | None) -> Tensor:
         """See `clip_gradients`."""
-        return clip_gradients(self.model.parameters(), max_norm)
+        deferred, parameters = self._deferred, list(self.model.parameters())
+        if deferred is None:
+            return clip_gradients(parameters, max_norm)
+        norms = [torch.nn.utils.get_total_norm(_gradients(parameters)), deferred.norm()]
+        norm = clip_gradients(parameters, max_norm, torch.linalg.vector_norm(torch.stack(norms)))
+        if max_norm is not None and norm > max_norm:
+            deferred.scale(max_norm / norm)
+        return norm
+
+    def zero_gradients(self) -> None:
+        """Deletes the gradients of `model`."""
+        super().zero_gradients()
+        if self.deferred is not None:
+            self.deferred.clear()
+
+    @property
+    def _deferred(self) -> DeferredGradient | None:
+        return self.deferred if self.deferred is not None and self.deferred.is_active else None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -284,17 +310,24 @@ class CastEmbedding(nn.Embedding):
 
     The gradient of the vectors is float32, because in bfloat16 it would lose its smaller parts if one token occurs
     often. If the output projection shares the parameter, its gradient is complete before that of the embedding; with
-    `sparse`, only the rows of tokens that occur are then added to it.
+    `sparse`, only the rows of tokens that occur are then added to it, or to the `deferred` one.
     """
 
-    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype | None, *, sparse: bool = False) -> None:
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        dtype: torch.dtype | None,
+        *,
+        sparse: bool = False,
+        deferred: DeferredGradient | None = None,
+    ) -> None:
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, sparse=sparse, device="meta")
         self.weight, self._dtype = embedding.weight, dtype
         if sparse and embedding.weight.requires_grad:
             # A separate leaf in the same memory, because autograd would add a sparse gradient to a copy of a dense one.
             self.weight = nn.Parameter(embedding.weight.detach())
             self.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_add_rows, embedding.weight)
+                partial(_add_rows, embedding.weight, deferred)
             )
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -312,7 +345,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None, norm: T
     gradients = _gradients(parameters)
     norm = torch.nn.utils.get_total_norm(gradients) if norm is None else norm
     # On a CPU, reading the norm does not wait, and a factor of 1 would only cost time.
-    if max_norm is not None and not (norm.device.type == "cpu" and norm <= max_norm):
+    if gradients and max_norm is not None and not (norm.device.type == "cpu" and norm <= max_norm):
         factor = torch.clamp(max_norm / norm, max=1.0)
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))
     return norm
@@ -330,11 +363,13 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def _add_rows(master: Tensor, embedding: Tensor) -> None:
+def _add_rows(master: Tensor, deferred: DeferredGradient | None, embedding: Tensor) -> None:
     """Adds the sparse gradient of `embedding` to that of `master`."""
     rows, embedding.grad = embedding.grad, None
     assert rows is not None
-    if master.grad is None:
+    if deferred is not None and deferred.is_active:
+        deferred.add(rows)
+    elif master.grad is None:
         master.grad = rows.to_dense()
     else:
         master.grad.add_(rows)

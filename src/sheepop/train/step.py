@@ -11,17 +11,16 @@ from torch import Tensor, nn
 
 from sheepop.core.device import return_freed_memory
 from sheepop.model import LossSums
+from sheepop.model.deferred_gradient import DeferredGradient
 from sheepop.model.experts import Routing
 from sheepop.train.evaluation_weights import EvaluationWeights
 from sheepop.train.objective import Objective, StepLoss
 from sheepop.train.optimizers.groups import set_learning_rate
+from sheepop.train.optimizers.rows import ELEMENTWISE, group_of, update_rows
 from sheepop.train.placement import Loss, Network, Pass, Placement
 from sheepop.train.source import PreparedStep
 from sheepop.train.tensor_batch import TensorBatch
 from sheepop.train.trouble import Limits
-
-# torch's fused kernels of these read the flag `found_inf` on the device and change nothing if it is 1.
-_MASKED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +110,10 @@ class StepRunner:
         placement = self.placement
         self._return_memory()
         placement.zero_gradients()
+        if placement.deferred is not None:
+            placement.deferred.begin(
+                not (verified or self.decides_on_device or self._owner(placement.deferred) is None)
+            )
         placement.begin_step()
         with torch.no_grad(), placement.arithmetic():
             batches = (batch.to(placement.device) for batch in prepared.micro_batches)
@@ -179,6 +182,14 @@ class StepRunner:
             optimizer.step()
             if left_out is not None:
                 del optimizer.found_inf  # type: ignore[attr-defined]
+        deferred = self.placement.deferred
+        if deferred is not None and deferred.is_active and (owner := self._owner(deferred)) is not None:
+            update_rows(owner, deferred.weight, deferred.blocks())
+
+    def _owner(self, deferred: DeferredGradient) -> torch.optim.Optimizer | None:
+        """The optimizer of the weight, if it can update some rows of it at a time."""
+        owners = (each for each in self.optimizers if isinstance(each, ELEMENTWISE) and group_of(each, deferred.weight))
+        return next(owners, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +222,7 @@ def _is_masked(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a flag can make `optimizer` skip its step; its first step creates its state regardless of the flag."""
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return (
-        isinstance(optimizer, _MASKED)
+        isinstance(optimizer, ELEMENTWISE)  # torch's fused kernels of these read the flag `found_inf`
         and all(group["fused"] for group in optimizer.param_groups)
         and all(optimizer.state.get(parameter) for parameter in members if parameter.grad is not None)
     )
