@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.interpret.parts import Attribution, direct_attribution
-from sheepop.interpret.trace import Trace, attentions_of
+from sheepop.interpret.parts import Attribution, direct_attribution, part_cuts
+from sheepop.interpret.trace import Keep, Trace, attentions_of
 
 MOST_TOKENS = 60
 _CHANNELS, _NEXT = 8, 10
@@ -64,7 +64,8 @@ class Journey:
             "stream": [[[_short(x) for x in row] for row in point] for point in self.stream.tolist()],
             "largest": [[_short(x) for x in row] for row in self.largest.tolist()],
             "weights": [
-                None if each is None else [[_short(x) for x in row] for row in each.tolist()] for each in self.weights
+                None if each is None else [_without_end(row) for row in each.double().round(decimals=5).tolist()]
+                for each in self.weights
             ],
             "mixed_by": self.mixed_by, "adds": self.adds, "total": self.parts.total,
             "parts": [{"name": name, "nats": value} for name, value in strongest[:16]],
@@ -84,9 +85,9 @@ def journey_of(trace: Trace, position: int, start: int | None = None) -> Journey
     kinds = [_mixed_by(block) for block in trace.blocks]
     middles = [_middle(trace, layer) for layer in range(trace.num_layers)]
     weights = [f"blocks.{layer}.attention.weights" for layer, kind in enumerate(kinds) if kind == "attention"]
-    cuts = {name: _window_of_mean(window) for name in weights}
-    cuts |= {name: _rows(window) for name in middles if name is not None}
-    found = trace.collect(cuts, cuts) if cuts else {}
+    cuts: dict[str, Keep] = dict.fromkeys(weights, _window_of_mean(window))
+    cuts |= {name: _rows(window) for name in middles if name is not None} | part_cuts(trace, position)
+    found = trace.collect(cuts, cuts)
     before = trace.residuals[:, window].float().cpu()
     points = [before[:1]]
     for layer, name in enumerate(middles):
@@ -98,7 +99,7 @@ def journey_of(trace: Trace, position: int, start: int | None = None) -> Journey
     channels = sorted(spread.topk(min(_CHANNELS, stream.shape[-1])).indices.tolist())
     shown = stream[..., channels]
     winner = trace.predictions[position].top[0][0]
-    parts = direct_attribution(trace, position, winner)
+    parts = direct_attribution(trace, position, winner, values=found)
     return Journey(
         start, position, channels, shown, shown.abs().amax(-1),
         [found.get(f"blocks.{layer}.attention.weights") for layer in range(trace.num_layers)],
@@ -116,11 +117,11 @@ def _middle(trace: Trace, layer: int) -> str | None:
     return next((name for name in names if name in trace.names), None)
 
 
-def _window_of_mean(window: slice) -> Any:
+def _window_of_mean(window: slice) -> Keep:
     return lambda weights_HTS: weights_HTS[:, window, window].float().mean(0).cpu()
 
 
-def _rows(window: slice) -> Any:
+def _rows(window: slice) -> Keep:
     return lambda value_TD: value_TD[window].float().cpu()
 
 
@@ -136,6 +137,14 @@ def _grouped(parts: Iterable[tuple[str, float]], num_layers: int) -> dict[str, f
         else:
             sums["embedding" if name in ("token", "n-grams", "position") else "rest"] += value
     return sums
+
+
+def _without_end(row: list[float]) -> list[float]:
+    """A row of weights without the zeros behind its last other number, such as those of later tokens."""
+    count = len(row)
+    while count and not row[count - 1]:
+        count -= 1
+    return row[:count]
 
 
 def _short(value: float) -> float:

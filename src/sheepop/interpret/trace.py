@@ -207,19 +207,24 @@ class Trace:
         wanted: dict[str, dict[str, Keep | None]] = {}
         for pattern in patterns:
             cut = keep.get(pattern) if isinstance(keep, Mapping) else keep
-            blocks = [(name, _block_of(name)) for name in self.names if fnmatchcase(name, pattern)]
+            matching = [pattern] if pattern in self.names else [n for n in self.names if fnmatchcase(n, pattern)]
+            blocks = [(name, _block_of(name)) for name in matching]
             names = [(name, block) for name, block in blocks if block is not None]
             if not names:
                 raise KeyError(f"no probe of a block matches {pattern!r}; trace.names lists all of them")
             for name, block in names:
                 wanted.setdefault(block, {})[name] = cut
-        for stream in self.streams:
-            for layer, (path, block_here) in enumerate(stream.paths()):
-                if path in wanted:
-                    steps = {f"{path}.attention.weights": _look} if block_here.attention is not None else {}
-                    observers = {name: _keeper(found, name, cut) for name, cut in wanted[path].items()}
-                    with watch(self.model, steps), watch(self.model, observers):
-                        stream.run_block(layer, stream.residuals[layer][None], stream.passing)
+        places = [
+            (stream, layer, path, block.attention is not None)
+            for stream in self.streams
+            for layer, (path, block) in enumerate(stream.paths())
+            if path in wanted
+        ]
+        steps = {f"{path}.attention.weights": _look for _, _, path, attends in places if attends}
+        observers = {name: _keeper(found, name, cut) for _, _, path, _ in places for name, cut in wanted[path].items()}
+        with watch(self.model, steps), watch(self.model, observers):
+            for stream, layer, _, _ in places:
+                stream.run_block(layer, stream.residuals[layer][None], stream.passing)
         return found
 
     @torch.no_grad()
