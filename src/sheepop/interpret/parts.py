@@ -205,7 +205,8 @@ def direct_attribution(
 ) -> Attribution:
     """The direct contribution of every part to the logit of `token_id`, not through later blocks.
 
-    The final norm is frozen; `values` are those of `parts_of`. Raises `IndexError` for a position or a token out of range.
+    The final norm is frozen; `values` are those of `parts_of`. Raises `IndexError` for a position or a token out of
+    range.
     """
     position = range(trace.num_tokens)[position]
     vocabulary = range(trace.config.vocabulary)

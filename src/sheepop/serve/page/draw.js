@@ -113,7 +113,10 @@ function colours(hue) {
   return new Uint32Array(new Uint8Array([...shades, mix(none, [128, 128, 128], 0.25)].flatMap((shade) => [...shade, 255])).buffer);
 }
 
-const largestOf = (values) => values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+export const largestOf = (values) => values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+
+// The places of the numbers of the largest magnitude, the largest first.
+export const strongest = (values, count) => [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 
 // A pixel for every number of a matrix: `hue` above 0, grey below, stronger for larger numbers. With `byRow` each row has its own
 // scale, on which the square root of a number counts: that is for attention, where the first row would else set the scale.
