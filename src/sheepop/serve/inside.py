@@ -167,8 +167,8 @@ class Inside:
                 found = found[..., row, :]
             if found.numel() > _MOST_NUMBERS:
                 message = (
-                    f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}. Request one head or one row of "
-                    "it, or trace a shorter text."
+                    f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}. Request one head or one row "
+                    "of it, or trace a shorter text."
                 )
                 raise ApiError(400, message, param="name")
             return floats(found)
