@@ -1,74 +1,64 @@
-"""Fetches what draws diagrams and formulas on the site, from npm's registry, and checks it.
+"""Fetches scripts of other projects from npm's registry: those of the site, or those in the page of a model.
 
-Example:  python docs/site/assets.py
+Each list has packages, their licences, and which of their files go where with which SHA-256.
+
+Example:  python docs/site/assets.py            # the site's, into build/site-assets
+          python docs/site/assets.py page       # the page's, which are kept in the repository
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-TARGET = Path(__file__).parents[2] / "build" / "site-assets"
-# Package, its SHA-256, and which of its files go where.
-PACKAGES = {
-    "mermaid@12.3.0": (
-        "be0684e8d20bfc874df12c0f04927a5c482f57f2200eec54cca52a4583fd4040",
-        {"dist/mermaid.min.js": "mermaid.min.js"},
-    ),
-    "katex@0.19.1": (
-        "24da5a599eb2fcede2e270b99a6ff48bca816beecc95feeb84e8cccbd1bb34fd",
-        {
-            "dist/katex.min.js": "katex/katex.min.js",
-            "dist/katex.min.css": "katex/katex.min.css",
-            "dist/contrib/auto-render.min.js": "katex/auto-render.min.js",
-            "dist/fonts/*.woff2": "katex/fonts/",
-        },
-    ),
-    # Lets the search run in pages that are opened from a disk.
-    "iframe-worker@1.0.4": (
-        "e8c5d12d87829c503afba01d67772ea9f4aba5b7ae57a0c98e1917711030efbb",
-        {"shim/index.js": "iframe-worker.js"},
-    ),
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "src" / "sheepop" / "serve" / "page" / "vendor"
+# Name: the list, and the folder that its files go to.
+LISTS = {
+    "site": (Path(__file__).with_name("packages.json"), ROOT / "build" / "site-assets"),
+    "page": (PAGE / "packages.json", PAGE),
 }
-MADE = TARGET / ".made"
 
 
-def main() -> None:
-    """Fetches the packages, unless this script has fetched just these."""
-    wanted = repr(PACKAGES)
-    if MADE.is_file() and MADE.read_text(encoding="utf-8") == wanted:
-        return
+def main(name: str = "site") -> None:
+    """Fetches the packages of a list, except those whose files are all there."""
+    listed, target = LISTS[name]
+    for package, about in json.loads(listed.read_text(encoding="utf-8")).items():
+        if wrong(target, about["files"]):
+            _fetch(package, about["files"], target)
+
+
+def wrong(target: Path, files: dict[str, list[str]]) -> list[str]:
+    """The files that are missing in `target`, or have another SHA-256 than their list says."""
+    return [to for to, digest in files.values() if not (target / to).is_file() or _sum(target / to) != digest]
+
+
+def _sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _fetch(package: str, files: dict[str, list[str]], target: Path) -> None:
     if shutil.which("npm") is None:
-        sys.exit("npm is missing, with which the site's scripts are fetched. Install it: apt-get install npm")
-    shutil.rmtree(TARGET, ignore_errors=True)
-    for package, (digest, files) in PACKAGES.items():
-        with tempfile.TemporaryDirectory() as place:
-            subprocess.run(["npm", "pack", "--silent", package], cwd=place, check=True, stdout=subprocess.DEVNULL)
-            (archive,) = Path(place).glob("*.tgz")
-            found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        sys.exit("npm is missing, with which scripts are fetched. Install it: apt-get install npm")
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run(["npm", "pack", "--silent", package], cwd=place, check=True, stdout=subprocess.DEVNULL)
+        (archive,) = Path(place).glob("*.tgz")
+        with tarfile.open(archive) as opened:
+            opened.extractall(place, filter="data")
+        for source, (_, digest) in files.items():
+            found = _sum(Path(place, "package", source))
             if found != digest:
-                sys.exit(f"{package} has the SHA-256 {found} instead of {digest}. Nothing of it was used.")
-            _unpack(archive, files)
-    MADE.write_text(wanted, encoding="utf-8")
-
-
-def _unpack(archive: Path, files: dict[str, str]) -> None:
-    with tarfile.open(archive) as opened:
-        for member in opened.getmembers():
-            path = PurePosixPath(member.name).relative_to("package")
-            for pattern, target in files.items():
-                if member.isfile() and path.match(pattern):
-                    place = TARGET / (target + path.name if target.endswith("/") else target)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    content = opened.extractfile(member)
-                    assert content is not None
-                    place.write_bytes(content.read())
+                sys.exit(f"{source} of {package} has the SHA-256 {found} instead of {digest}. Nothing of it was used.")
+        for source, (to, _) in files.items():
+            (target / to).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(place, "package", source), target / to)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-ASSETS = ROOT / "build" / "site-assets"  # made by docs/site/assets.py
+PAGE = ROOT / "src" / "sheepop" / "serve" / "page"
+# What docs/site/assets.py fetches, and the list of it. The site's KaTeX is that of the page.
+ASSETS = {
+    ROOT / "build" / "site-assets": Path(__file__).with_name("packages.json"),
+    PAGE / "vendor": PAGE / "vendor" / "packages.json",
+}
 SOURCE = "source/{}.html"
 # A link out of docs/, after a label that may name a function or a test.
 _LINK = re.compile(r"(\[`[^`\]]*?(?:::([\w.]+))?`\]|\])\((\.\./[^)\s#]+)(?:#[^)\s]*)?\)")
@@ -31,11 +37,14 @@ body {{ font-family: system-ui, sans-serif }}</style>
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Adds to the site what no page of docs/ is."""
-    for path in sorted(path for path in ASSETS.rglob("*") if path.is_file()):
-        files.append(File.generated(config, f"assets/{path.relative_to(ASSETS)}", abs_src_path=str(path)))
+    for folder, listed in ASSETS.items():
+        packages = json.loads(listed.read_text(encoding="utf-8")).values()
+        for name, _ in (file for about in packages for file in about["files"].values()):
+            if folder != PAGE / "vendor" or name.startswith("katex/"):
+                files.append(File.generated(config, f"assets/{name}", abs_src_path=str(folder / name)))
     for name in ("site.css", "formulas.js"):
         files.append(File.generated(config, f"assets/{name}", abs_src_path=str(Path(__file__).with_name(name))))
-    icon = (ROOT / "src" / "sheepop" / "serve" / "page" / "icon.svg").read_text(encoding="utf-8")
+    icon = (PAGE / "icon.svg").read_text(encoding="utf-8")
     files.append(File.generated(config, "assets/icon.svg", content=icon))
     files.append(File.generated(config, "assets/logo.svg", content=icon.replace("#0072b2", "#fff")))
     linked = {match[3] for page in files.documentation_pages() for match in _LINK.finditer(_text(page))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ class Inside:
         # Only the worker thread accesses these; the last one is the one that was viewed last.
         self._traces: OrderedDict[int, Trace] = OrderedDict()
         self._work = SideWork("traces", threads=1, most=_KEPT)
+        folder = Path(__file__).with_name("page")
+        # Only these are served, so that no name leads out of the folder.
+        self._files = {
+            path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix[1:] in _TYPES
+        }
 
     def routes(self) -> APIRouter:
         """The endpoints of the page, its files and its traces."""
@@ -68,7 +73,7 @@ class Inside:
         }  # fmt: skip
         for name, endpoint in slices.items():
             router.add_api_route(f"/traces/{{number}}/{name}", endpoint, methods=["GET"], response_model=None)
-        router.add_api_route("/{name}", self.file, methods=["GET"], include_in_schema=False)
+        router.add_api_route("/{name:path}", self.file, methods=["GET"], include_in_schema=False)
         return router
 
     async def page(self) -> Response:
@@ -77,11 +82,10 @@ class Inside:
 
     async def file(self, name: str) -> Response:
         """A file of the page; raises `ApiError` 404 for anything else."""
-        found = files("sheepop.serve").joinpath("page", name)
-        kind = _TYPES.get(name.rpartition(".")[2])
-        if kind is None or "/" in name or "\\" in name or not found.is_file():
+        if name not in self._files:
             raise ApiError(404, f"The page has no file {name!r}.", code="not_found")
-        return Response(found.read_bytes(), media_type=kind, headers=HEADERS)
+        kind = _TYPES[name.rpartition(".")[2]]
+        return Response(self._files[name].read_bytes(), media_type=kind, headers=HEADERS)
 
     async def models(self) -> JSONResponse:
         """The models that can be traced: whether each has a chat template and an encoder, and is recorded."""
