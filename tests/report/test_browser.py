@@ -131,7 +131,7 @@ def test_a_journey_is_drawn_from_the_file_alone(tmp_path: Path) -> None:
         assert widths == {**expected, "forward.1": 0.0, "attention.2": 0.0, "forward.2": 0.0}
         arcs = "all => all.map((each) => [each.dataset.from, each.dataset.weight])"
         assert shown.locator(".arcs .looks").evaluate_all(arcs) == [["0", "0.1"], ["1", "0.2"], ["2", "0.7"]]
-        assert shown.locator(".name text").last.inner_text().strip("\u2068\u2069") == "x" * 12 + "\u2026"
+        assert shown.locator(".name text").last.text_content().strip("\u2068\u2069") == "x" * 12 + "\u2026"
         shown.locator("[data-key='token.1']").hover()
         assert shown.locator(".arcs .looks").evaluate_all(arcs) == [["0", "0.25"], ["1", "0.75"]]
         assert shown.locator(".arcs .found").evaluate_all(arcs) == [["1", "0.2"]]

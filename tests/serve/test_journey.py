@@ -205,6 +205,12 @@ def test_a_station_opens_leads_to_its_numbers_and_escape_goes_back(page: Any, in
     best = int(weights.argmax())
     assert panel.locator(".look .sum").first.inner_text() == f"q·k/√C = {float(scores[best]):.4f} →"
     assert f"{100 * float(weights[best]):.1f} %" in panel.locator(".look .weight").first.inner_text()
+    # The equation has the colours of the picture.
+    colours = [
+        page.locator(f".opened .equations .is-{hue}").first.evaluate("each => getComputedStyle(each).color")
+        for hue in ("query", "key", "value")
+    ]
+    assert colours == ["rgb(36, 96, 184)", "rgb(184, 83, 11)", "rgb(43, 122, 61)"]
     link = page.url
     assert "open=attention.1" in link and "layer=1" in link
     panel.get_by_role("button", name="The exact numbers").click()

@@ -70,6 +70,8 @@ async function saved() {
     image.className = "map-image";
     canvas.replaceWith(image);
   });
+  // Without its fonts an equation is better as MathML, which browsers draw themselves.
+  copy.querySelectorAll(".katex-html").forEach((each) => each.remove());
   const fields = view.querySelectorAll("select, input, textarea");
   copy.querySelectorAll("select, input, textarea").forEach((field, index) =>
     field.replaceWith(`: ${fields[index].selectedOptions?.[0].textContent ?? fields[index].value}`));

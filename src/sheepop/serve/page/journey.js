@@ -17,7 +17,7 @@ function draw(parent, name, settings, text) {
 // Where everything stands: the stations from left to right, and the rows of the tokens from top to bottom.
 export function layout(width, data, unfolded) {
   const isNarrow = width < 640, names = isNarrow ? 54 : 116, odds = isNarrow ? 94 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
-  const row = between(13, Math.round(520 / data.tokens.length), 36), place = data.position - data.start;
+  const row = between(13, Math.round(520 / data.tokens.length), 48), place = data.position - data.start;
   const tall = Math.max(1.5 * row, 44), ys = [];
   let y = TOP;
   data.tokens.forEach((_, t) => {
@@ -37,7 +37,7 @@ export function layout(width, data, unfolded) {
     x += broad;
   }
   stations.push({ id: "prediction", kind: "prediction", x: to, width: end, name: "Prediction" });
-  const ribbon = between(7, 0.6 * row, 22), height = Math.max(y, TOP + data.next.length * 24) + 12;
+  const ribbon = between(7, 0.6 * row, 26), height = Math.max(y, TOP + data.next.length * 24) + 12;
   return { width, height, isNarrow, names, odds, row, ribbon, ys, place, stations, blocks, bottom: y, to };
 }
 
@@ -88,7 +88,8 @@ function quietArcs(svg, data, at) {
   }
 }
 
-// The arcs of one token in every block: where it looks (blue), and who looks at it (orange).
+// The arcs of one token in every block: where it looks (blue), and who looks at it (orange). An arc is as thick as the
+// square root of its weight, so that small weights are seen beside that of the first token, which is often near 1.
 function arcsOf(group, data, at, t) {
   group.replaceChildren();
   for (const station of at.stations) {
@@ -96,7 +97,7 @@ function arcsOf(group, data, at, t) {
     if (!weights) continue;
     const line = (from, to, weight, kind) => {
       if (!(weight >= 0.02)) return;
-      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (0.5 + 5 * weight).toFixed(2) };
+      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (0.4 + 4.6 * Math.sqrt(weight)).toFixed(2) };
       const made = draw(group, "path", { ...settings, d: from === to ? `M${station.x - 1},${at.ys[t] - 3} q-9,3 0,6` : arc(station.x, at.ys[from], at.ys[to], bendOf(at, station, from, to)) });
       draw(made, "title", {}, `${visible(data.tokens[to].text)} looks at ${visible(data.tokens[from].text)} in block ${station.layer}: ${share(weight)}, the mean over heads`);
     };

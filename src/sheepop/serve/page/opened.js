@@ -1,6 +1,7 @@
 // A station, opened: its equation with the numbers of the chosen token. The exact tables are one step further.
 
 import { ask, tensor, vector } from "./api.js";
+import { katex } from "./libraries.js";
 import { bars, element, largestOf, matrix, number, share, strip, strongest, visible } from "./draw.js";
 
 const STRONGEST = 6, MAPS = 16, MAPPED = 512; // rows shown, and the most heads and tokens that have small maps
@@ -71,6 +72,23 @@ async function prediction(trace, chosen, change, layer, data) {
     bars(data.parts.slice(0, STRONGEST).map((part) => ({ word: part.name, values: [part.nats], text: number(part.nats) })))];
 }
 
+// Kind of a station: its equations. The letters of vectors have the colours of the picture.
+const EQUATIONS = {
+  embedding: [String.raw`\residual{x_0} = E[\mathrm{id}]`], mixer: [String.raw`\mathrm{state} \leftarrow f(\mathrm{state}, \residual{x})`],
+  attention: [String.raw`w = \operatorname{softmax}\left(\frac{\query{q}\,\key{k}^\top}{\sqrt{C}}\right)`, String.raw`\mathrm{out} = W_O\,(w\,\value{v})`],
+  forward: [String.raw`\forward{\mathrm{out}} = W_2\, f(W_1\, \residual{x})`], prediction: [String.raw`\gold{p} = \operatorname{softmax}(W \operatorname{norm}(\residual{x}))`],
+};
+const MACROS = Object.fromEntries(["query", "key", "value", "residual", "forward", "gold"].map((hue) => [`\\${hue}`, `\\htmlClass{is-${hue}}{#1}`]));
+
+async function equations(kind) {
+  const tex = await katex(), settings = { strict: false, trust: ({ command }) => command === "\\htmlClass" };
+  return element("p", { className: "equations" }, ...EQUATIONS[kind].map((each) => {
+    const made = element("span", {});
+    tex.render(each, made, { ...settings, macros: { ...MACROS } });
+    return made;
+  }));
+}
+
 // Kind of a station: what shows it opened, and the view with its exact numbers.
 const OPEN = {
   embedding: [embedding, "embedding"], attention: [attention, "attention"], forward: [forward, "forward"], prediction: [prediction, "next"],
@@ -85,7 +103,7 @@ export async function opened(station, trace, chosen, change, data) {
   table.addEventListener("click", () => change({ view, layer: trace.sizes.encoder_layers + (layer ?? 0) }));
   [close.dataset.key, table.dataset.key] = ["close", "exact"];
   const made = element("section", { className: `opened of-${station.kind}`, ariaLabel: station.name }, element("i", { className: "notch", ariaHidden: "true" }),
-    element("div", { className: "bar-of-title" }, element("h2", {}, station.name), table, close), ...await show(trace, chosen, change, layer, data));
+    element("div", { className: "bar-of-title" }, element("h2", {}, station.name), table, close), ...(await Promise.all([equations(station.kind), show(trace, chosen, change, layer, data)])).flat());
   made.style.setProperty("--at", `${Math.round(station.x + station.width / 2)}px`);
   return made;
 }
