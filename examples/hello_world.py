@@ -31,22 +31,24 @@ def main() -> None:
     parser.add_argument("--prompt", default="Hello World")
     parser.add_argument("--output", type=Path, default=Path("hello-world.md"), help="the page, in Markdown")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--picture", help="a picture to open with, such as docs/site/journey.py draws")
     arguments = parser.parse_args()
     lm = sheepop.load(arguments.model, device=arguments.device, dtype="float32")
-    arguments.output.write_text(page(lm.trace(arguments.prompt)), encoding="utf-8")
+    arguments.output.write_text(page(lm.trace(arguments.prompt), arguments.picture), encoding="utf-8")
     print(f"Written: {arguments.output}")
 
 
-def page(trace: Trace) -> str:
-    """All steps as Markdown."""
+def page(trace: Trace, picture: str | None = None) -> str:
+    """All steps as Markdown, below a picture if there is one."""
     config = trace.config
+    opening = [] if picture is None else [f"![`{trace.prompt.text}` on its way through the whole model]({picture})"]
     title = (
         f"# `{trace.prompt.text}`, number by number\n\n"
         f"A model with {trace.num_layers} blocks of width {config.d_model} and {config.num_heads} heads reads "
         f"`{trace.prompt.text}`. All numbers are from this model; `python examples/hello_world.py MODEL` writes such a "
         f"page for any model. Of long vectors, only the first {SHOWN} numbers are shown."
     )
-    steps = [title, tokens(trace), embedding(trace), attention(trace), one_output(trace), feed_forward(trace)]
+    steps = [title, *opening, tokens(trace), embedding(trace), attention(trace), one_output(trace), feed_forward(trace)]
     return "\n\n".join([*steps, stream(trace), layers(trace), prediction(trace), parts(trace), checks(trace)]) + "\n"
 
 

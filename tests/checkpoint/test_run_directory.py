@@ -37,6 +37,16 @@ def test_a_new_run_needs_an_empty_place(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_plan_may_lie_where_a_run_begins_and_stays_there(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.plan.write_text("planned")
+    RunDirectory.create(run.path)
+    run.config_file.write_text("seed: 1")
+    RunDirectory.create(run.path, overwrite=True)
+    assert run.plan.read_text() == "planned" and not run.config_file.exists()
+
+
 def test_the_place_of_a_new_run_is_on_the_disk_before_what_it_writes_there(
     tmp_path: Path, disk_order: list[str]
 ) -> None:

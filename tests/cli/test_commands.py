@@ -123,6 +123,7 @@ def test_a_run_consists_of_known_entries(trained: Path) -> None:
         "profile",
         "stacks",
         "traces",
+        "plan.html",
     }
 
 

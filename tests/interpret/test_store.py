@@ -12,6 +12,7 @@ from sheepop.core.errors import DataError
 from sheepop.core.files import write_checksums
 from sheepop.interpret import store
 from sheepop.interpret.checks import check_trace
+from sheepop.interpret.journey import journey_of, stored_journey
 from sheepop.interpret.lens import compare_traces
 from sheepop.interpret.store import StoredTrace, write_trace
 from sheepop.interpret.trace import Trace
@@ -57,6 +58,23 @@ def test_a_source_is_kept_beside_its_target(network: Callable[..., Transformer],
     for name in ("encoder_blocks.1.attention.weights", "blocks.1.cross_attention.weights", "memory", "logits"):
         assert torch.equal(found.read(name), trace[name]), name
     assert [token["text"] for token in found.manifest["source_tokens"]] == ["A", "B", "C", "<eos>"]
+
+
+@pytest.mark.parametrize("kind", [{}, PAIRS], ids=["decoder", "pairs"])
+def test_the_picture_of_a_stored_trace_needs_no_network(
+    network: Callable[..., Transformer], kind: dict[str, object], tmp_path: Path
+) -> None:
+    trace = Trace.of(network(**kind), CharTokenizer(), "ABCD", "DE" if kind else None)
+    found = written(trace, tmp_path / "trace")
+    assert found.contributions is not None
+    assert sum(found.contributions.values()) == pytest.approx(float(trace.logits_behind(trace.num_tokens - 1).max()))
+    for channels in (None, [3, 0]):
+        assert stored_journey(found, channels).to_dict(found) == journey_of(trace, -1, None, channels).to_dict(trace)
+    with pytest.raises(IndexError):
+        stored_journey(found, [10_000])
+    del found.manifest["contributions"]
+    with pytest.raises(DataError, match="no contributions"):
+        stored_journey(found)
 
 
 def test_a_large_trace_keeps_its_residual_stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sheepop.report import Page, loss_chart, stage_times_chart
+from sheepop.report import Drawing, Page, loss_chart, stage_times_chart
+from sheepop.serve.drawing import drawing_script, drawing_style
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -97,3 +99,49 @@ def test_a_table_is_searched_by_all_words(tmp_path: Path) -> None:
         ]
         assert shown.locator("output").inner_text() == "7 of 1,200"
         browser.close()
+
+
+def test_a_journey_is_drawn_from_the_file_alone(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    weights = [[1.0], [0.25, 0.75], [0.1, 0.2, 0.7]]
+    data = {
+        "start": 0, "position": 2, "length": 3, "channels": [4, 7], "width": 8, "heads": 2,
+        "tokens": [{"text": text, "id": n, "position": n} for n, text in enumerate(("</script>", "\u05e9", "x" * 300))],
+        "stream": [[[0.5, -0.5]] * 3] * 7, "largest": [[0.5] * 3] * 7, "weights": [weights, None, None],
+        "mixed_by": ["attention", "mixer", "mixer"], "total": 2.0, "parts": [],
+        "adds": {"embedding": 1.0, "attention.0": -2.0, "forward.0": math.nan, "attention.1": 4.0},
+        "next": [{"id": 5, "text": "a", "probability": 0.75}, {"id": 6, "text": "b", "probability": math.inf}],
+    }  # fmt: skip
+    page = Page("A run")
+    page.add_journey(data, Drawing(drawing_script(), drawing_style()), note="On its way.")
+    page.write(tmp_path / "page.html")
+    wrong: list[str] = []
+    with playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 1000, "height": 800})
+        shown.on("console", lambda message: wrong.append(message.text))
+        shown.on("pageerror", lambda error: wrong.append(str(error)))
+        shown.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith("file:") else None)
+        shown.goto(f"file://{tmp_path}/page.html")
+        widths = {
+            each.get_attribute("data-part"): float(each.get_attribute("data-width") or "nan")
+            for each in shown.locator(".add").all()
+        }
+        expected = {"embedding": 4.0, "attention.0": 8.0, "forward.0": 0.0, "attention.1": 16.0}
+        assert widths == {**expected, "forward.1": 0.0, "attention.2": 0.0, "forward.2": 0.0}
+        arcs = "all => all.map((each) => [each.dataset.from, each.dataset.weight])"
+        assert shown.locator(".arcs .looks").evaluate_all(arcs) == [["0", "0.1"], ["1", "0.2"], ["2", "0.7"]]
+        assert shown.locator(".name text").last.text_content().strip("\u2068\u2069") == "x" * 12 + "\u2026"
+        shown.locator("[data-key='token.1']").hover()
+        assert shown.locator(".arcs .looks").evaluate_all(arcs) == [["0", "0.25"], ["1", "0.75"]]
+        assert shown.locator(".arcs .found").evaluate_all(arcs) == [["1", "0.2"]]
+        # A click unfolds another block, and a narrow window has a narrow picture.
+        wide = "document.querySelector('.journey-picture').at.blocks.map((block) => block.width)"
+        assert shown.evaluate(wide)[0] > shown.evaluate(wide)[1]
+        shown.locator("[data-key='attention.1']").click(position={"x": 3, "y": 60})
+        assert shown.evaluate(wide)[0] < shown.evaluate(wide)[1]
+        shown.set_viewport_size({"width": 390, "height": 800})
+        shown.wait_for_function("document.querySelector('.journey-picture').at.width < 390")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.close()
+    assert wrong == []

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from sheepop.checkpoint import LoadedModel
 from sheepop.interpret.journey import MOST_TOKENS, journey_of
 from sheepop.interpret.trace import Trace
-from sheepop.model import Transformer
+from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import KINDS, Live, model_of, tiny_network
@@ -112,7 +114,7 @@ def page(browser: Any, inside: Live) -> Iterator[Any]:
     page, wrong = context.new_page(), list[str]()
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(inside.url) else wrong.append(asked.url))
+    page.on("request", lambda asked: None if asked.url.startswith("http://127.0.0.1:") else wrong.append(asked.url))
     yield page
     context.close()
     assert wrong == []
@@ -203,6 +205,12 @@ def test_a_station_opens_leads_to_its_numbers_and_escape_goes_back(page: Any, in
     best = int(weights.argmax())
     assert panel.locator(".look .sum").first.inner_text() == f"q·k/√C = {float(scores[best]):.4f} →"
     assert f"{100 * float(weights[best]):.1f} %" in panel.locator(".look .weight").first.inner_text()
+    # The equation has the colours of the picture.
+    colours = [
+        page.locator(f".opened .equations .is-{hue}").first.evaluate("each => getComputedStyle(each).color")
+        for hue in ("query", "key", "value")
+    ]
+    assert colours == ["rgb(36, 96, 184)", "rgb(184, 83, 11)", "rgb(43, 122, 61)"]
     link = page.url
     assert "open=attention.1" in link and "layer=1" in link
     panel.get_by_role("button", name="The exact numbers").click()
@@ -333,3 +341,128 @@ def test_any_text_has_a_picture_that_fits(page: Any, inside: Live, text: str) ->
     if length > MOST_TOKENS:
         page.get_by_role("button", name="Earlier").click()
         page.wait_for_selector(f"[data-key='token.{length - 2 * MOST_TOKENS}']")
+
+
+# Networks at the edge of what is sensible, as narrow as their other sizes allow.
+ODD: dict[str, dict[str, Any]] = {
+    "deep": {"num_layers": 40, "num_heads": 64, "d_model": 128},
+    "long": {"max_seq_len": 4096, "num_layers": 1, "num_heads": 1},
+    "vast": {"vocab_size": 262_144},
+}
+
+
+def odd_network(name: str) -> Transformer:
+    sizes = {"vocab_size": 128, "d_model": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 256, "dropout": 0.0}
+    return build_model(ModelConfig(**{**sizes, **ODD[name]}, position_encoding="rope"), 4).eval()
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[Live]:
+    config = ServerConfig(ui=True)
+
+    def load(name: str) -> ServedModel:
+        model = odd_network(name)
+        loaded = LoadedModel(model, CharTokenizer(), model.config, {}, Path(), ())
+        return ServedModel(name, loaded, config, cache_bytes=None)
+
+    server = Live(config, models=list(ODD), load=load)
+    yield server
+    server.close()
+
+
+@pytest.mark.system
+def test_forty_blocks_of_64_heads_fit_and_one_unfolds(page: Any, odd: Live) -> None:
+    sizes: list[int] = []
+    page.on("response", lambda got: sizes.append(len(got.body())) if "/journey" in got.url else None)
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto("about:blank")
+        page.goto(f"{odd.url}/ui#model=deep&prompt={'ab' * 40}&open=attention.39&layer=39")
+        page.locator(".opened .heads button").nth(63).wait_for()
+        assert page.locator(".journey-picture .station").count() == 82
+        assert page.locator(".journey-picture .name").count() == MOST_TOKENS
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        blocks = page.evaluate("document.querySelector('.journey-picture').at.blocks.map((block) => block.width)")
+        assert blocks[39] > 3 * blocks[0] and len(blocks) == 40
+    # Of a row of weights the zeros of later tokens are left out: 40 layers have 40 * 60 * 61 / 2 of them.
+    assert max(sizes) < 40 * 60 * 61 / 2 * 9 + 81 * 60 * 8 * 12
+
+
+@pytest.mark.system
+def test_a_text_of_4096_tokens_scrolls_and_its_stations_open(page: Any, odd: Live) -> None:
+    text = "".join("ab"[(place * place) % 7 % 2] for place in range(4096))
+    trace, sizes = Trace.of(odd_network("long"), CharTokenizer(), text), list[int]()
+    page.on("response", lambda got: sizes.append(len(got.body())) if "/journey" in got.url else None)
+    page.goto(f"{odd.url}/ui#model=long&prompt={text}&open=attention.0")
+    weights = trace["blocks.0.attention.weights"][0, -1]
+    page.locator(".opened .look .weight").first.wait_for()
+    assert f"{100 * float(weights.max()):.2f} %" in page.locator(".opened .look .weight").first.inner_text()
+    page.get_by_role("button", name="Earlier").click()
+    page.wait_for_selector(f"[data-key='token.{4096 - 2 * MOST_TOKENS}']")
+    assert page.locator(".journey-picture .name").count() == MOST_TOKENS and max(sizes) < 60_000
+
+
+@pytest.mark.system
+def test_a_vocabulary_of_262144_words_and_a_model_reloaded_while_the_picture_plays(page: Any, odd: Live) -> None:
+    page.goto(f"{odd.url}/ui#model=vast&prompt=The+sheep")
+    page.get_by_label("Speed").select_option("4")
+    page.get_by_role("button", name="Play").click()
+    assert httpx.post(f"{odd.url}/ui/reload", timeout=30).status_code == 200
+    page.wait_for_selector("[data-key='token.10']")
+    page.get_by_role("button", name="Pause").click()
+    ids = [int(each) for each in page.evaluate("new URLSearchParams(location.hash.slice(1)).get('ids')").split(",")]
+    trace = Trace.of(odd_network("vast"), CharTokenizer(), TEXT)
+    assert ids[9] == int(trace.logits_behind(-1).argmax())
+    page.get_by_role("tab", name="Writing").click()
+    page.get_by_text("numbers a token").first.wait_for()
+
+
+@pytest.mark.system
+def test_two_tabs_play_their_own_texts(page: Any, inside: Live) -> None:
+    other = page.context.new_page()
+    for each, text in ((page, "The+sheep"), (other, "A+ram")):
+        each.goto(f"{inside.url}/ui#model=plain&prompt={text}")
+        each.get_by_label("Speed").select_option("4")
+        each.get_by_role("button", name="Play").click()
+    for each, text in ((page, "The sheep"), (other, "A ram")):
+        each.wait_for_selector(f"[data-key='token.{len(text)}']")
+        each.get_by_role("button", name="Pause").click()
+        assert each.input_value("#prompt").startswith(text)
+
+
+@pytest.mark.system
+def test_with_reduced_motion_the_light_jumps_between_stations(page: Any, inside: Live) -> None:
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
+    page.get_by_role("button", name="Play").click()
+    found = page.evaluate(
+        """() => new Promise((done) => {
+        const places = new Set(), at = document.querySelector('.journey-picture').at;
+        const look = (count) => {
+          const light = new DOMMatrix(getComputedStyle(document.querySelector('.light')).transform);
+          places.add(Math.round(light.m41 + 9));
+          if (count) requestAnimationFrame(() => look(count - 1));
+          else done([[...places], at.stations.map((each) => Math.round(each.x + each.width / 2))]);
+        };
+        look(90);
+        })"""
+    )
+    page.get_by_role("button", name="Pause").click()
+    assert len(found[0]) > 1 and set(found[0]) <= set(found[1])
+
+
+@pytest.mark.system
+def test_the_tab_key_reaches_everything(page: Any, inside: Live) -> None:
+    page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep&open=attention.1&layer=1")
+    page.locator(".opened .heads").wait_for()
+    page.evaluate("document.activeElement.blur()")
+    here = """() => { const at = document.activeElement;
+    return at.dataset.key ?? (at.id || at.getAttribute('aria-label') || at.textContent); }"""
+    reached = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(here))
+    assert {
+        "prompt", "Trace", "model", "Reload", "Journey", "bar.To the next station", "Speed", "attention.1", "exact",
+        "close", "head.0", "head.3", "The query of p: 8 numbers as colours; arrow keys read them.", "save",
+        "tour.Take the tour",
+    } <= set(reached)  # fmt: skip

@@ -55,6 +55,7 @@ class RunDirectory:
     )
     samples_file = _Entry("samples.jsonl", "Texts that the model generated during training, one JSON object per line.")
     report = _Entry("report.html", "The report of the run, for a browser.")
+    plan = _Entry("plan.html", "The plan of the run, if `sheepop plan` wrote it here, also before the run starts.")
     plots = _Entry("plots", "Plots of the metrics.")
     profile = _Entry("profile", "Profiles of single steps.")
     stacks = _Entry("stacks", "Stack traces of all ranks, written when a step took too long.")
@@ -135,8 +136,9 @@ class RunDirectory:
         return is_locked(self.lock)
 
     def _entries(self) -> list[Path]:
-        """Returns the entries of the directory except the lock, if it exists."""
-        return [entry for entry in self.path.iterdir() if entry != self.lock] if self.path.is_dir() else []
+        """Returns the entries of the directory, if it exists, except the lock and what a plan wrote before the run."""
+        kept = (self.lock, self.plan)
+        return [entry for entry in self.path.iterdir() if entry not in kept] if self.path.is_dir() else []
 
     def _require_empty_or_run(self) -> None:
         if self._entries() and not self.holds_run():

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sheepop.interpret.parts import Attribution, direct_attribution
-from sheepop.interpret.trace import Trace, attentions_of
+from sheepop.core.errors import DataError
+from sheepop.interpret.parts import Attribution, direct_attribution, part_cuts
+from sheepop.interpret.store import StoredTrace
+from sheepop.interpret.trace import Keep, Trace
 
 MOST_TOKENS = 60
 _CHANNELS, _NEXT = 8, 10
@@ -49,7 +51,7 @@ class Journey:
     adds: dict[str, float]
     parts: Attribution
 
-    def to_dict(self, trace: Trace) -> dict[str, Any]:
+    def to_dict(self, trace: Trace | StoredTrace) -> dict[str, Any]:
         """The journey as plain data, with the window's tokens and the likeliest next ones after `position`."""
         behind = trace.predictions[self.position]
         count = self.stream.shape[1]
@@ -64,7 +66,8 @@ class Journey:
             "stream": [[[_short(x) for x in row] for row in point] for point in self.stream.tolist()],
             "largest": [[_short(x) for x in row] for row in self.largest.tolist()],
             "weights": [
-                None if each is None else [[_short(x) for x in row] for row in each.tolist()] for each in self.weights
+                None if each is None else [_without_end(row) for row in each.double().round(decimals=5).tolist()]
+                for each in self.weights
             ],
             "mixed_by": self.mixed_by, "adds": self.adds, "total": self.parts.total,
             "parts": [{"name": name, "nats": value} for name, value in strongest[:16]],
@@ -73,54 +76,94 @@ class Journey:
 
 
 @torch.no_grad()
-def journey_of(trace: Trace, position: int, start: int | None = None) -> Journey:
+def journey_of(trace: Trace, position: int, start: int | None = None, channels: Sequence[int] | None = None) -> Journey:
     """The journey of the target's tokens around `position`; a window of at most 60 ends at `position` by default.
 
-    Raises `IndexError` for a position or a start out of range.
+    `channels` are the numbers of a vector that are shown instead of those that vary most. Raises `IndexError` for a
+    position, a start or a channel out of range.
     """
     position = range(trace.num_tokens)[position]
+    window, cuts = _window(trace, position, start), part_cuts(trace, position)
+    inside = _cuts(trace, window)
+    found = trace.collect(inside | cuts, inside | cuts)
+    parts = direct_attribution(trace, position, trace.predictions[position].top[0][0], values=found)
+    return _journey(trace, window, found, channels, parts)
+
+
+@torch.no_grad()
+def stored_journey(stored: StoredTrace, channels: Sequence[int] | None = None) -> Journey:
+    """The journey of a trace on disk, seen from its last token; `channels` as for `journey_of`.
+
+    Raises `DataError` for a trace without the tensors inside its blocks or without contributions.
+    """
+    if stored.contributions is None or not stored.is_whole:
+        raise DataError(f"{stored.directory} has no tensors inside the blocks, or no contributions. Trace again.")
+    position, (winner, _) = stored.num_tokens - 1, stored.predictions[-1].top[0]
+    names, values = zip(*stored.contributions.items(), strict=True)
+    window = _window(stored, position, None)
+    cuts = _cuts(stored, window)
+    parts = Attribution(position, winner, None, list(names), list(values))
+    return _journey(stored, window, stored.collect(cuts, cuts), channels, parts)
+
+
+def _window(trace: Trace | StoredTrace, position: int, start: int | None) -> slice:
     start = max(0, position - MOST_TOKENS + 1) if start is None else range(trace.num_tokens)[start]
-    window = slice(start, min(start + MOST_TOKENS, trace.num_tokens))
-    kinds = [_mixed_by(block) for block in trace.blocks]
-    middles = [_middle(trace, layer) for layer in range(trace.num_layers)]
-    weights = [f"blocks.{layer}.attention.weights" for layer, kind in enumerate(kinds) if kind == "attention"]
-    cuts = {name: _window_of_mean(window) for name in weights}
-    cuts |= {name: _rows(window) for name in middles if name is not None}
-    found = trace.collect(cuts, cuts) if cuts else {}
+    return slice(start, min(start + MOST_TOKENS, trace.num_tokens))
+
+
+def _cuts(trace: Trace | StoredTrace, window: slice) -> dict[str, Keep]:
+    """What the picture needs from inside the blocks, each with the function that keeps a window of it."""
+    layers = range(trace.num_layers)
+    weights = [name for layer in layers if (name := _weights(layer)) in trace.names]
+    middles = [name for layer in layers if (name := _middle(trace, layer)) is not None]
+    return dict.fromkeys(weights, _window_of_mean(window)) | dict.fromkeys(middles, _rows(window))
+
+
+def _journey(
+    trace: Trace | StoredTrace,
+    window: slice,
+    found: Mapping[str, Tensor],
+    channels: Sequence[int] | None,
+    parts: Attribution,
+) -> Journey:
     before = trace.residuals[:, window].float().cpu()
     points = [before[:1]]
-    for layer, name in enumerate(middles):
+    for layer in range(trace.num_layers):
+        name = _middle(trace, layer)
         points += [before[layer : layer + 1] if name is None else found[name][None], before[layer + 1 : layer + 2]]
     stream = torch.cat(points)
-    # Each vector counts alike, although the stream grows from block to block and that of the first token is often huge.
-    scale = stream.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
-    spread = (stream / scale).std((0, 1), correction=0).nan_to_num(-1.0)
-    channels = sorted(spread.topk(min(_CHANNELS, stream.shape[-1])).indices.tolist())
-    shown = stream[..., channels]
-    winner = trace.predictions[position].top[0][0]
-    parts = direct_attribution(trace, position, winner)
+    chosen = _varied(stream) if channels is None else [range(stream.shape[-1])[channel] for channel in channels]
+    shown, weights = stream[..., chosen], [found.get(_weights(layer)) for layer in range(trace.num_layers)]
     return Journey(
-        start, position, channels, shown, shown.abs().amax(-1),
-        [found.get(f"blocks.{layer}.attention.weights") for layer in range(trace.num_layers)],
-        kinds, winner, _grouped(zip(parts.names, parts.values, strict=True), trace.num_layers), parts,
+        window.start, parts.position, chosen, shown, shown.abs().amax(-1), weights,
+        ["mixer" if each is None else "attention" for each in weights],
+        parts.token_id, _grouped(zip(parts.names, parts.values, strict=True), trace.num_layers), parts,
     )  # fmt: skip
 
 
-def _mixed_by(block: Any) -> str:
-    return next(("attention" for name, _ in attentions_of(block) if name == "attention"), "mixer")
+def _weights(layer: int) -> str:
+    return f"blocks.{layer}.attention.weights"
 
 
-def _middle(trace: Trace, layer: int) -> str | None:
+def _varied(stream_PWD: Tensor) -> list[int]:
+    """The channels that vary most. Each vector counts alike, although the stream grows from block to block."""
+    # The vector of the first token is often huge.
+    scale = stream_PWD.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
+    spread = (stream_PWD / scale).std((0, 1), correction=0).nan_to_num(-1.0)
+    return sorted(spread.topk(min(_CHANNELS, stream_PWD.shape[-1])).indices.tolist())
+
+
+def _middle(trace: Trace | StoredTrace, layer: int) -> str | None:
     """The probe behind the attention of a block; None if its two branches read the same stream."""
     names = (f"blocks.{layer}.upper_middle", f"blocks.{layer}.middle")
     return next((name for name in names if name in trace.names), None)
 
 
-def _window_of_mean(window: slice) -> Any:
+def _window_of_mean(window: slice) -> Keep:
     return lambda weights_HTS: weights_HTS[:, window, window].float().mean(0).cpu()
 
 
-def _rows(window: slice) -> Any:
+def _rows(window: slice) -> Keep:
     return lambda value_TD: value_TD[window].float().cpu()
 
 
@@ -136,6 +179,14 @@ def _grouped(parts: Iterable[tuple[str, float]], num_layers: int) -> dict[str, f
         else:
             sums["embedding" if name in ("token", "n-grams", "position") else "rest"] += value
     return sums
+
+
+def _without_end(row: list[float]) -> list[float]:
+    """A row of weights without the zeros behind its last other number, such as those of later tokens."""
+    count = len(row)
+    while count and not row[count - 1]:
+        count -= 1
+    return row[:count]
 
 
 def _short(value: float) -> float:

@@ -7,12 +7,13 @@ Framework for Transformer Circuits"). Sums are in float64.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.interpret.trace import Stream, Trace, attentions_of
+from sheepop.interpret.trace import Keep, Stream, Trace, attentions_of
 from sheepop.model.attention.layer import Attention
 from sheepop.model.norms import ZeroCenteredRMSNorm
 from sheepop.model.probe import Probe, watch
@@ -111,22 +112,32 @@ def project_heads(attention: Attention, heads_HC: Tensor) -> tuple[Tensor, Tenso
     return attention.o_proj(alone) - bias, bias[0]
 
 
+def part_cuts(trace: Trace, position: int, stream: Stream | None = None) -> dict[str, Keep]:
+    """What `parts_of` needs of a pass: patterns of probes, each with the function that keeps one position."""
+    stream = stream or trace.target
+    mixed = [f"{path}.attention_output" for path, block in stream.paths() if block.mixer is not None]
+    further = [f"{stream.path}.*layer_input_output"] if trace.config.layer_inputs is not None else []
+    cuts: dict[str, Keep] = {f"{stream.path}.*attention.head_outputs": lambda value_HTC: value_HTC[:, position]}
+    outputs = [f"{stream.path}.*feed_forward_output", *mixed, *further]
+    return cuts | dict.fromkeys(outputs, lambda value_TD: value_TD[position])
+
+
 @torch.no_grad()
-def parts_of(trace: Trace, position: int, stream: Stream | None = None) -> Parts:
+def parts_of(
+    trace: Trace, position: int, stream: Stream | None = None, values: Mapping[str, Tensor] | None = None
+) -> Parts:
     """The parts of a residual stream (None: the target's) after its last block.
 
     They are the vectors of the token, its n-grams and its position, ``head l.h`` for every head, ``cross head l.h`` for
     heads that attend to a source, ``mixer l`` for what a layer has instead of attention, ``feed-forward l`` for every
-    layer, ``layer input l`` if layers have one, and the biases of attention and norms, if any.
+    layer, ``layer input l`` if layers have one, and the biases of attention and norms, if any. `values` is what
+    `part_cuts` keep of a pass, if the caller has made one already.
     """
     stream = stream or trace.target
     parts = _embedded(trace, position, stream)
-    heads, output = f"{stream.path}.*attention.head_outputs", f"{stream.path}.*feed_forward_output"
-    mixed = [f"{path}.attention_output" for path, block in stream.paths() if block.mixer is not None]
-    cuts = {heads: lambda value_HTC: value_HTC[:, position]}
-    further = [f"{stream.path}.*layer_input_output"] if trace.config.layer_inputs is not None else []
-    cuts |= dict.fromkeys([output, *mixed, *further], lambda value_TD: value_TD[position])
-    values = trace.collect(cuts, cuts)
+    if values is None:
+        cuts = part_cuts(trace, position, stream)
+        values = trace.collect(cuts, cuts)
     for layer, (path, block) in enumerate(stream.paths()):
         if block.mixer is not None:
             parts.add(f"mixer {layer}", values[f"{path}.attention_output"])
@@ -189,10 +200,13 @@ class Attribution:
 
 
 @torch.no_grad()
-def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | None = None) -> Attribution:
+def direct_attribution(
+    trace: Trace, position: int, token_id: int, rival: int | None = None, values: Mapping[str, Tensor] | None = None
+) -> Attribution:
     """The direct contribution of every part to the logit of `token_id`, not through later blocks.
 
-    The final norm is frozen. Raises `IndexError` for a position or a token out of range.
+    The final norm is frozen; `values` are those of `parts_of`. Raises `IndexError` for a position or a token out of
+    range.
     """
     position = range(trace.num_tokens)[position]
     vocabulary = range(trace.config.vocabulary)
@@ -200,7 +214,7 @@ def direct_attribution(trace: Trace, position: int, token_id: int, rival: int | 
     direction = weight[vocabulary[token_id]].double()
     if rival is not None:
         direction = direction - weight[vocabulary[rival]].double()
-    parts = parts_of(trace, position)
+    parts = parts_of(trace, position, values=values)
     parts.normalise(trace.model.final_norm, "final norm")
     values = (torch.stack(parts.vectors) @ direction * trace.config.output_scale).tolist()
     if (bias := trace.model.lm_head.bias) is not None:

@@ -12,7 +12,7 @@ batch dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, cast
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sheepop.generate.request import Prompt
+from sheepop.interpret.predictions import Predictions
 from sheepop.interpret.tokens import Token, TokenReader, read_traced
 from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.attention.layer import Attention
@@ -33,7 +34,6 @@ from sheepop.tokenizer import Tokenizer
 _LOGITS = 2**21
 # The tensors of the last requested block stay in memory if they have at most this many bytes.
 _KEPT_BYTES = 2**28
-_SHOWN = 10  # likeliest tokens
 Keep = Callable[[Tensor], Tensor]
 
 
@@ -207,19 +207,24 @@ class Trace:
         wanted: dict[str, dict[str, Keep | None]] = {}
         for pattern in patterns:
             cut = keep.get(pattern) if isinstance(keep, Mapping) else keep
-            blocks = [(name, _block_of(name)) for name in self.names if fnmatchcase(name, pattern)]
+            matching = [pattern] if pattern in self.names else [n for n in self.names if fnmatchcase(n, pattern)]
+            blocks = [(name, _block_of(name)) for name in matching]
             names = [(name, block) for name, block in blocks if block is not None]
             if not names:
                 raise KeyError(f"no probe of a block matches {pattern!r}; trace.names lists all of them")
             for name, block in names:
                 wanted.setdefault(block, {})[name] = cut
-        for stream in self.streams:
-            for layer, (path, block_here) in enumerate(stream.paths()):
-                if path in wanted:
-                    steps = {f"{path}.attention.weights": _look} if block_here.attention is not None else {}
-                    observers = {name: _keeper(found, name, cut) for name, cut in wanted[path].items()}
-                    with watch(self.model, steps), watch(self.model, observers):
-                        stream.run_block(layer, stream.residuals[layer][None], stream.passing)
+        places = [
+            (stream, layer, path, block.attention is not None)
+            for stream in self.streams
+            for layer, (path, block) in enumerate(stream.paths())
+            if path in wanted
+        ]
+        steps = {f"{path}.attention.weights": _look for _, _, path, attends in places if attends}
+        observers = {name: _keeper(found, name, cut) for _, _, path, _ in places for name, cut in wanted[path].items()}
+        with watch(self.model, steps), watch(self.model, observers):
+            for stream, layer, _, _ in places:
+                stream.run_block(layer, stream.residuals[layer][None], stream.passing)
         return found
 
     @torch.no_grad()
@@ -262,32 +267,22 @@ class Trace:
             places = slice(start, min(start + step, len(final_TD)))
             yield places, self.model.read_out(final_TD[None, places])[0]
 
-    def log_probabilities(self, residual_TD: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """Yields slices of positions with their log-probabilities (t, V), in float32 or a finer type.
+    def log_probabilities(
+        self, residual_TD: Tensor | None = None, positions: slice = slice(None)
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yields slices of the `positions` with their log-probabilities (t, V), in float32 or a finer type.
 
         They follow from the last residual stream, or from another as if it were the last (the logit lens).
         """
         with torch.no_grad():
             final = self.final if residual_TD is None else self.model.finish(residual_TD[None])[0]
-        for places, logits in self.logits_of(final):
+        for places, logits in self.logits_of(final[positions]):
             yield places, logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     @cached_property
-    def predictions(self) -> list[Prediction]:
-        """The predictions of the next token at every position."""
-        found: list[Prediction] = []
-        follows = torch.tensor([*self.token_ids[1:], -1])
-        for places, log_p in self.log_probabilities():
-            p = log_p.exp()
-            entropy = -(p * log_p.clamp(min=-1e4)).sum(-1)
-            best, ids = p.topk(min(_SHOWN, p.shape[-1]))
-            for row, position in enumerate(range(places.start, places.stop)):
-                actual = int(follows[position])
-                own = None if actual < 0 else float(log_p[row, actual])
-                rank = None if own is None else int((log_p[row] > log_p[row, actual]).sum()) + 1
-                top = [(int(i), float(x)) for i, x in zip(ids[row], best[row], strict=True)]
-                found.append(Prediction(position, None if own is None else actual, own, rank, float(entropy[row]), top))
-        return found
+    def predictions(self) -> Predictions:
+        """The predictions of the next token at every position, each computed when it is first read."""
+        return Predictions(self.token_ids, lambda positions: self.log_probabilities(positions=positions))
 
     def angles(self, path: str) -> Tensor:
         """The angles (T, R/2) in radians by which the attention layer at `path` rotates queries and keys.
@@ -318,26 +313,6 @@ class Trace:
     def logits_behind(self, position: int) -> Tensor:
         """The logits (V,) of the token after `position`; raises `IndexError` for a position out of range."""
         return self.model.read_out(self.final[None, [range(self.num_tokens)[position]]])[0, 0]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction, at `position`, of the token at ``position + 1``.
-
-    `token_id` is the actual token there, None after the last; `logprob` is in nats and `rank` counts from 1. `top` are
-    the likeliest tokens with their probabilities.
-    """
-
-    position: int
-    token_id: int | None
-    logprob: float | None
-    rank: int | None
-    entropy: float
-    top: list[tuple[int, float]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The prediction as plain data."""
-        return asdict(self)
 
 
 # The order of the probes of a block; the probes of experts are below ``feed_forward``.

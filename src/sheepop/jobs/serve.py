@@ -29,11 +29,11 @@ from sheepop.data.corpus import trace_tokens
 from sheepop.data.corpus_view import lost_records
 from sheepop.data.report import REPORT_HTML, REPORT_JSON
 from sheepop.interpret.store import StoredTrace
-from sheepop.jobs.advice import advise
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.data import corpus_of_run, show_step
 from sheepop.jobs.run.listing import Comparison, Listing, differing_settings, find_runs, read_run
 from sheepop.jobs.run.record import find_corpus, view_run_config
+from sheepop.jobs.snapshots import Snapshots, traced_steps
 from sheepop.posttrain.rows import Prompt, read_rows
 from sheepop.serve.access import Doorkeeper
 from sheepop.serve.app import create_app
@@ -47,7 +47,7 @@ from sheepop.serve.stock import Stock
 _BYTES, _SAMPLES, _ORIGINS, _CHARACTERS = 2**21, 200, 64, 4000
 _OPEN_TRACES, _LAST_LINES = 64, 1024
 _PROMPT_TOKENS, _LOST = 20, 12
-_PAGES = ("run", "corpus")
+_PAGES = ("run", "plan", "corpus")
 
 
 def serve(
@@ -187,9 +187,10 @@ class WatchedRuns:
 
     def __init__(self, places: Mapping[str, Path]) -> None:
         self._runs = {name: RunDirectory(place) for name, place in places.items()}
-        self._traces: OrderedDict[tuple[str, int], StoredTrace] = OrderedDict()
+        self._traces: OrderedDict[tuple[Path, int], StoredTrace] = OrderedDict()
         self._last_lines: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
+        self._snapshots = Snapshots(self._trace)
 
     def names(self) -> list[str]:
         """The names of all runs."""
@@ -271,25 +272,44 @@ class WatchedRuns:
 
     def traces(self, name: str) -> list[int]:
         """The steps at which the prompt of `trace.prompt` was traced."""
-        folder = self._run(name).traces
-        found = folder.iterdir() if folder.is_dir() else ()
-        numbers = (place.name.removeprefix("step-") for place in found if place.name.startswith("step-"))
-        return sorted(int(number) for number in numbers if number.isdecimal())
+        return traced_steps(self._run(name))
 
     def trace(self, name: str, step: int) -> StoredTrace:
         """The trace of a step, verified when it is first read."""
-        run = self._run(name)
+        return self._trace(self._run(name), step)
+
+    def _trace(self, run: RunDirectory, step: int) -> StoredTrace:
         with self._lock:
-            found = self._traces.pop((name, step), None)
+            found = self._traces.pop((run.path, step), None)
             if found is None:
                 place = run.traces / f"step-{step:08d}"
                 if not place.is_dir():
                     raise DataError(f"{run.path} has no trace of step {step}.")
                 found = StoredTrace.open(place)
-            self._traces[name, step] = found
+            self._traces[run.path, step] = found
             while len(self._traces) > _OPEN_TRACES:
                 self._traces.popitem(last=False)
         return found
+
+    def journeys(self, name: str) -> dict[str, Any]:
+        """The steps whose networks can be drawn, and whether ``traces`` or ``checkpoints`` have them."""
+        source, steps = self._snapshots.steps(self._run(name))
+        return {"source": source, "steps": steps}
+
+    def journey(self, name: str, step: int, channels: str = "") -> dict[str, Any]:
+        """The picture of the network at a step with the run's prompt.
+
+        `channels`, numbers with commas between them, are the channels to show, so that pictures can be compared.
+        """
+        run = self._run(name)
+        try:
+            chosen = [int(each) for each in channels.split(",")] if channels else None
+        except ValueError:
+            raise UsageError(f"channels = {channels!r} are not numbers with commas between them.") from None
+        config = view_run_config(run)
+        sampled = (row.get("prompt") for row in self.samples(name))
+        prompt = config.trace.prompt or next((each for each in sampled if each and isinstance(each, str)), None)
+        return self._snapshots.picture(run, step, config, prompt or self.prompt(name), chosen)
 
     def origins(self, name: str, step: int) -> list[dict[str, Any]]:
         """The first texts of a step, each with its row in the batch and its document."""
@@ -298,6 +318,8 @@ class WatchedRuns:
 
     def advice(self, name: str) -> dict[str, Any]:
         """What the analysis of a run measured, and its advice."""
+        from sheepop.jobs.advice import advise  # which loads what trains
+
         return advise(self._run(name).path).to_dict()
 
     def corpus(self, name: str) -> dict[str, Any]:
@@ -326,13 +348,13 @@ class WatchedRuns:
         return {"rows": found[:_LOST], "is_last": len(found) <= _LOST}
 
     def report(self, name: str, kind: str) -> bytes:
-        """The HTML report of a run (``run``) or of its corpus (``corpus``)."""
+        """The HTML page of a run: its report (``run``), its ``plan``, or the report of its ``corpus``."""
         run = self._run(name)
         if kind not in _PAGES:
             raise UsageError(f"A run has no page {kind!r}. Its pages are {', '.join(_PAGES)}.")
         page = _page(run, kind)
         if page is None:
-            raise DataError(f"{run.path} has no {kind} report yet.")
+            raise DataError(f"{run.path} has no {kind} page yet.")
         return page.read_bytes()
 
     def _run(self, name: str) -> RunDirectory:
@@ -342,7 +364,10 @@ class WatchedRuns:
 
 
 def _page(run: RunDirectory, kind: str) -> Path | None:
-    """The report of a run or of its corpus; None if it does not exist."""
-    corpus = find_corpus(run, view_run_config(run)) if kind == "corpus" else None
-    page = run.report if kind == "run" else corpus and corpus / REPORT_HTML
+    """The report of a run, its plan, or the report of its corpus; None if it does not exist."""
+    if kind == "corpus":
+        corpus = find_corpus(run, view_run_config(run))
+        page = None if corpus is None else corpus / REPORT_HTML
+    else:
+        page = {"run": run.report, "plan": run.plan}[kind]
     return page if page is not None and page.is_file() else None

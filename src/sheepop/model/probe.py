@@ -143,6 +143,8 @@ def _close(context: object) -> None:
 
 
 def _matching(probes: Mapping[str, Probe], pattern: str) -> list[Probe]:
+    if pattern in probes:
+        return [probes[pattern]]
     matching = [probe for name, probe in probes.items() if fnmatchcase(name, pattern)]
     if not matching:
         nearest = difflib.get_close_matches(pattern, probes, n=3, cutoff=0.4) or list(probes)[:3]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sheepop.report.comparison import Curves, comparison_chart, comparison_figure
     from sheepop.report.figures import range_test_figure, save_png, save_svg, training_curves
     from sheepop.report.formatting import MISSING, data_size, duration, flops, scored, shown
-    from sheepop.report.page import Page
+    from sheepop.report.page import Drawing, Page
     from sheepop.report.series import number, smooth
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
@@ -36,6 +36,7 @@ else:
 __all__ = [
     "MISSING",
     "Curves",
+    "Drawing",
     "Page",
     "bits_per_byte_chart",
     "comparison_chart",

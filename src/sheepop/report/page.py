@@ -7,11 +7,12 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sheepop.core.files import write_atomic
+from sheepop.core.files import finite, write_atomic
 from sheepop.report.charts import Chart
 from sheepop.report.formatting import shown
 from sheepop.report.glossary import meaning
@@ -31,6 +32,14 @@ _UNPRINTABLE = {
 }
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A module script that defines a function ``journey(data, chosen, width, on)``, and the style of what it draws."""
+
+    script: str
+    style: str
+
+
 class Page:
     """Collects content from top to bottom; `write` makes the file. All text is untrusted and escaped."""
 
@@ -39,6 +48,7 @@ class Page:
         self._parts: list[str] = []
         self._sections: dict[str, str] = {}
         self._num_charts = self._num_searched = 0
+        self._drawing: Drawing | None = None
 
     def add_section(self, heading: str) -> None:
         """Begins a section with an anchor and a link at the top of the page."""
@@ -128,6 +138,15 @@ class Page:
             f"</script>{below}</figure>"
         )
 
+    def add_journey(self, journey: Mapping[str, Any], drawing: Drawing, *, note: str = "") -> None:
+        """Adds the picture of a text on its way through a network, which `drawing` draws when the page is opened."""
+        self._drawing = drawing
+        data = _script_safe(json.dumps(finite(journey), separators=(",", ":"), allow_nan=False))
+        below = f'<figcaption class="note">{escaped(note)}</figcaption>' if note else ""
+        self._parts.append(
+            f'<figure><div class="journey"></div><script type="application/json">{data}</script>{below}</figure>'
+        )
+
     def add_picture(self, png: bytes, description: str) -> None:
         """Adds a PNG, embedded in the page; one that is wider than the page can be scrolled."""
         data = base64.b64encode(png).decode("ascii")
@@ -165,17 +184,23 @@ class Page:
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escaped(self.title)}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n"
+            f"<title>{escaped(self.title)}</title>\n<style>\n{self._style()}</style>\n</head>\n<body>\n"
             f"<header><h1>{escaped(self.title)}</h1>{nav}</header>\n<main>\n<section>\n"
             + "\n".join(self._parts)
             + f"\n</section>\n</main>\n{footer}\n{self._scripts()}</body>\n</html>\n"
         )
 
+    def _style(self) -> str:
+        """The rules of the page, after those of the drawing, which has the colours of its own page."""
+        return ("" if self._drawing is None else self._drawing.style) + _resource("page.css")
+
     def _scripts(self) -> str:
-        """The JavaScript that the page needs: Plotly and its drawing code for charts, and code for searched tables."""
-        if self._num_charts + self._num_searched == 0:
+        """The JavaScript that the page needs for its charts, search tables and drawings."""
+        if self._num_charts + self._num_searched == 0 and self._drawing is None:
             return ""
         found = "<noscript><p>JavaScript is off, so the charts and search tables are empty.</p></noscript>\n"
+        if self._drawing is not None:
+            found += f'<script type="module">\n{self._drawing.script}{_resource("journeys.js")}</script>\n'
         if self._num_charts:
             plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
             found += f"<script>{plotly}</script>\n<script>\n{_resource('charts.js')}</script>\n"

@@ -69,7 +69,7 @@ class Inside:
         slices: dict[str, Callable[..., Any]] = {
             "tensor": self.tensor, "logits": self.logits, "next": self.next, "attribution": self.attribution,
             "map": self.map, "neighbours": self.neighbours, "lens": self.lens, "checks": self.checks,
-            "journey": self.journey,
+            "journey": self.journey, "predictions": self.predictions, "norms": self.norms,
         }  # fmt: skip
         for name, endpoint in slices.items():
             router.add_api_route(f"/traces/{{number}}/{name}", endpoint, methods=["GET"], response_model=None)
@@ -111,7 +111,7 @@ class Inside:
         return await self.models()
 
     async def trace(self, requested: TraceRequest) -> JSONResponse:
-        """Makes a new trace; returns its tokens, predictions, norms, and the names of all tensors."""
+        """Makes a new trace; returns its tokens, and the names of all tensors."""
         cards = self._registry.cards()
         if not cards:
             raise ApiError(404, "There is no model yet: the run has no checkpoint so far.", code="model_not_found")
@@ -143,19 +143,18 @@ class Inside:
                 "experts": None if config.experts is None else config.experts.count,
             },
             "tokens": [token.to_dict() for token in trace.tokens],
-            "predictions": [found.to_dict() for found in trace.predictions],
             "source_tokens": [token.to_dict() for token in trace.source_tokens],
-            "norms": residual_norms(trace.target).tolist(),
-            "source_norms": [] if trace.source is None else residual_norms(trace.source).tolist(),
             "tensors": trace.names,
         }  # fmt: skip
 
-    async def tensor(self, number: int, name: str, head: int | None = None, column: int | None = None) -> Response:
+    async def tensor(
+        self, number: int, name: str, head: int | None = None, column: int | None = None, row: int | None = None
+    ) -> Response:
         """A tensor, or one head of it, as little-endian float32; the header ``x-shape`` has its shape.
 
         Besides the probes there are ``residuals``, ``blocks.N.attention.unmasked`` (the scores before masking),
         ``blocks.N.attention.angles`` (the rotary angles) and ``blocks.N.attention_norm`` (the mean and the divisor of a
-        norm). `column` selects one index of the last dimension.
+        norm). `column` selects one index of the last dimension, and `row` one of the dimension before it.
         """
 
         def read(trace: Trace) -> Response:
@@ -171,8 +170,15 @@ class Inside:
                 if not 0 <= column < found.shape[-1]:
                     raise ApiError(404, f"{name} has no column {column}.", param="column", code="not_found")
                 found = found[..., column]
+            if row is not None:
+                if found.ndim < 2 or not 0 <= row < found.shape[-2]:
+                    raise ApiError(404, f"{name} has no row {row}.", param="row", code="not_found")
+                found = found[..., row, :]
             if found.numel() > _MOST_NUMBERS:
-                message = f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}. Request one head of it."
+                message = (
+                    f"{name} has {found.numel():,} numbers, more than {_MOST_NUMBERS:,}. Request one head or one row "
+                    "of it, or trace a shorter text."
+                )
                 raise ApiError(400, message, param="name")
             return floats(found)
 
@@ -217,6 +223,18 @@ class Inside:
         def read(trace: Trace) -> JSONResponse:
             first = None if start is None else _position(trace, start)
             return json_answer(journey_of(trace, _position(trace, position), first).to_dict(trace))
+
+        return await self._of(number, read)
+
+    async def predictions(self, number: int) -> JSONResponse:
+        """The predictions of the next token at every position."""
+        return await self._of(number, lambda trace: json_answer([found.to_dict() for found in trace.predictions]))
+
+    async def norms(self, number: int) -> JSONResponse:
+        """The lengths of the vectors of the residual stream before each block and after the last, for each stack."""
+
+        def read(trace: Trace) -> JSONResponse:
+            return json_answer({stream.path: residual_norms(stream).tolist() for stream in trace.streams})
 
         return await self._of(number, read)
 

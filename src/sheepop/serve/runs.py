@@ -52,6 +52,12 @@ class Runs(Protocol):
     def trace(self, name: str, step: int) -> StoredTrace:
         """The trace of a step."""
 
+    def journeys(self, name: str) -> dict[str, Any]:
+        """The steps at which the network can be drawn, and where their numbers come from."""
+
+    def journey(self, name: str, step: int, channels: str = "") -> dict[str, Any]:
+        """The picture of the network at a step."""
+
     def origins(self, name: str, step: int) -> list[dict[str, Any]]:
         """The texts that a step reads, and the documents that they come from."""
 
@@ -65,7 +71,7 @@ class Runs(Protocol):
         """Some of what the corpus left out and removed, from the number `start` of what has `search` in it."""
 
     def report(self, name: str, kind: str) -> bytes:
-        """The HTML report of the run, or of its corpus."""
+        """The HTML page of the run: its report, its plan, or the report of its corpus."""
 
 
 class RunsPage:
@@ -86,7 +92,8 @@ class RunsPage:
             "/runs/{name}/steps/{step}": show(runs.origins), "/runs/{name}/advice": show(runs.advice),
             "/runs/{name}/corpus": show(runs.corpus), "/runs/{name}/lost": show(runs.lost),
             "/runs/{name}/traces": show(runs.traces), "/runs/{name}/traces/{step}": self.trace,
-            "/runs/{name}/traces/{step}/tensor": self.tensor, "/runs/{name}/pages/{kind}": self.report,
+            "/runs/{name}/traces/{step}/tensor": self.tensor, "/runs/{name}/journeys": show(runs.journeys),
+            "/runs/{name}/journeys/{step}": show(runs.journey), "/runs/{name}/pages/{kind}": self.report,
         }  # fmt: skip
         for path, endpoint in reading.items():
             router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
@@ -123,7 +130,7 @@ class RunsPage:
         return await self._do(read)
 
     async def report(self, name: str, kind: str) -> Response:
-        """The report of the run, or of its corpus."""
+        """The report of the run, its plan, or the report of its corpus."""
         content = await self._do(lambda: self._runs.report(name, kind))
         return Response(content, media_type="text/html", headers={**HEADERS, "Content-Security-Policy": _REPORT_POLICY})
 

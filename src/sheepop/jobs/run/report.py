@@ -39,6 +39,7 @@ from sheepop.jobs.run.report_facts import (
 )
 from sheepop.report import (
     MISSING,
+    Drawing,
     Page,
     bits_per_byte_chart,
     divergence_chart,
@@ -60,6 +61,7 @@ from sheepop.report import (
     teacher_chart,
     training_curves,
 )
+from sheepop.serve.drawing import drawing_script, drawing_style
 from sheepop.train import Scores
 
 CURVES = "curves.png"
@@ -99,12 +101,13 @@ def write_run_report(
     *,
     baselines: Baselines | None = None,
     completions: Sequence[Completion] = (),
+    journey: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the report of `run`, which has the resolved settings `config` and data with this `manifest`.
 
     `scores` are those of the best checkpoint on the whole held-out text, None if nothing is held out or the run was
     stopped. Lines of the logs that cannot be read are left out and counted on the page. Raises `StorageError` if the
-    file system refuses the write.
+    file system refuses the write. `journey` are the numbers of a picture of the network, see `interpret/journey.py`.
     """
     found = _Found(run, config, record, manifest, scores, baselines, completions)
     save_png(training_curves(found.metrics.rows, is_sampled=found.is_sampled), run.plots / CURVES)
@@ -116,6 +119,7 @@ def write_run_report(
     _add_first_picture(page, found)
     _add_scores(page, found)
     _add_completions(page, found.completions)
+    _add_journey(page, journey)
     _add_curves(page, found)
     _add_training_samples(page, found)
     add_model(page, found.config)
@@ -285,6 +289,18 @@ def _add_completions(page: Page, completions: Sequence[Completion]) -> None:
         ending = {"length": "at the length limit", "stop": "by the model", "abort": "on request"}
         label = f"{counted(len(done.token_ids), 'token')}, stopped {ending[done.finish_reason]}, seed {done.seed}"
         page.add_sample(done.prompt, done.text, label=label)
+
+
+def _add_journey(page: Page, journey: Mapping[str, Any] | None) -> None:
+    if journey is None:
+        return
+    page.add_section("Inside the model")
+    page.add_text(
+        "A text on its way through the best checkpoint. Each token is a ribbon, its residual stream, which every block "
+        "changes twice. Arcs are attention weights, wedges what a part adds to the likeliest next token. Point at a "
+        "token to see where it looks, and click on a block to unfold it."
+    )
+    page.add_journey(journey, Drawing(drawing_script(), drawing_style()))
 
 
 def _add_curves(page: Page, found: _Found) -> None:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from sheepop.jobs.run.open import OpenRun
     from sheepop.jobs.run.record import StageTimes
     from sheepop.jobs.task import Task
+    from sheepop.model import Transformer
     from sheepop.train import Scores
+
+_JOURNEY_TOKENS = 24  # in the picture of the report
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TrainOutcome:
     try_out: str | None = None  # the command that tries the model
     baselines: Baselines | None = None
     completions: Sequence[Completion] = ()
+    journey: Mapping[str, Any] | None = None  # of a held-out text through the best checkpoint
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
 
     @property
@@ -160,7 +164,19 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             if remembered is not None:
                 log.append({"step": outcome.best_step, "split": "score_with_memory", **remembered.to_dict()})
             log.sync()
-        return replace(outcome, scores=scores, with_memory=remembered)
+        return replace(outcome, scores=scores, with_memory=remembered, journey=_journey(run, model))
+
+
+def _journey(run: OpenRun, model: Transformer) -> Mapping[str, Any] | None:
+    """The numbers of the picture of the last tokens of the first sample prompt; None without one."""
+    from sheepop.interpret.journey import journey_of
+    from sheepop.interpret.trace import Trace
+
+    prompts = run.task.sample_prompts()
+    if not prompts or run.config.model.architecture != "decoder":
+        return None
+    trace = Trace.of(model, run.task.tokenizer(), prompts[0])
+    return journey_of(trace, -1, max(0, trace.num_tokens - _JOURNEY_TOKENS)).to_dict(trace)
 
 
 def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
@@ -173,7 +189,7 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
         run.record = run.record.with_times(run.times.seconds)
         run.record.write(run.directory)
         scores, baselines = (outcome.scores, outcome.baselines) if outcome else (None, None)
-        completions = outcome.completions if outcome else ()
+        completions, journey = (outcome.completions, outcome.journey) if outcome else ((), None)
         write_run_report(
             run.directory,
             run.config,
@@ -182,6 +198,7 @@ def _report(run: OpenRun, outcome: TrainOutcome | None) -> None:
             run.task.manifest,
             baselines=baselines,
             completions=completions,
+            journey=journey,
         )
     except StorageError as error:
         if outcome is None:

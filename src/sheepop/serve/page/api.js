@@ -31,11 +31,17 @@ export const begin = (model, prompt, target) => post("traces", { model, prompt, 
 // A slice as JSON: next, attribution, map or neighbours of a trace.
 export const ask = (number, what, settings) => get(`traces/${number}/${what}`, settings);
 
+// A slice that depends on no choice, which is requested once.
+export const once = (trace, what) => (trace[what] ??= ask(trace.number, what));
+
 // The logits of all tokens after a position.
 export const logits = (number, position) => floats(`traces/${number}/logits`, { position });
 
 // A tensor, one head of it, or one column of its last dimension, as { shape, values }.
 export const tensor = (number, name, head, column) => floats(`traces/${number}/tensor`, { name, head, column });
+
+// The values of one row of a tensor, or of a head of it.
+export const vector = async (number, name, row, head) => (await floats(`traces/${number}/tensor`, { name, row, head })).values;
 
 export async function floats(path, settings) {
   const response = await request(`/ui/${path}?${query(settings)}`);

@@ -20,6 +20,7 @@ const ROOMS = {
 const [rooms, controls, status, stages, strip, view, save] =
   ["rooms", "controls", "status", "stages", "tokens", "view", "save"].map((id) => document.getElementById(id));
 let room = null, name = "view", leaving = [];
+const learnt = get("glossary").then(learn);
 
 function say(message, isBad = false) {
   status.textContent = message;
@@ -43,7 +44,7 @@ async function enter() {
   const { room: wanted, ...chosen } = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   for (const end of leaving.splice(0)) end();
   try {
-    const known = { models: await get("models"), runs: await get("runs") };
+    const [models, runs] = await Promise.all([get("models"), get("runs"), learnt]), known = { models, runs };
     room = wanted in ROOMS ? wanted : known.models.length || !known.runs.length ? "trace" : "training";
     for (const each of [controls, stages, strip, view]) each.replaceChildren();
     for (const each of [stages, strip]) each.hidden = room !== "trace";
@@ -63,7 +64,7 @@ async function enter() {
 // The view as one HTML file without scripts: canvases become images and fields become their values.
 async function saved() {
   const kept = document.implementation.createHTMLDocument(`SheepOp: ${name}`);
-  const sheet = await (await fetch("/ui/style.css")).text();
+  const sheets = await Promise.all(["journey", "style"].map(async (each) => (await fetch(`/ui/${each}.css`)).text()));
   const [copy, canvases] = [view.cloneNode(true), view.querySelectorAll("canvas")];
   copy.querySelectorAll("canvas").forEach((canvas, index) => {
     const image = kept.createElement("img");
@@ -71,6 +72,8 @@ async function saved() {
     image.className = "map-image";
     canvas.replaceWith(image);
   });
+  // Without its fonts an equation is better as MathML, which browsers draw themselves.
+  copy.querySelectorAll(".katex-html").forEach((each) => each.remove());
   const fields = view.querySelectorAll("select, input, textarea");
   copy.querySelectorAll("select, input, textarea").forEach((field, index) =>
     field.replaceWith(`: ${fields[index].selectedOptions?.[0].textContent ?? fields[index].value}`));
@@ -79,7 +82,7 @@ async function saved() {
   kept.head.append(element("meta", { charset: "utf-8" }));
   kept.body.append(element("h1", {}, visible(name)), element("p", {}, status.textContent), strip.cloneNode(true), copy);
   // The sheet is added as text, since the page's content security policy forbids inline styles.
-  const text = kept.documentElement.outerHTML.replace("</head>", () => `<style>${sheet}</style></head>`);
+  const text = kept.documentElement.outerHTML.replace("</head>", () => `<style>${sheets.join("")}</style></head>`);
   return new Blob(["<!doctype html>\n", text], { type: "text/html" });
 }
 
@@ -91,9 +94,4 @@ save.addEventListener("click", async () => {
 addEventListener("hashchange", enter);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", enter);
 
-try {
-  learn(await get("glossary"));
-} catch (error) {
-  say(error.message, true);
-}
 await enter();

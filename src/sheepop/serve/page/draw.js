@@ -113,7 +113,10 @@ function colours(hue) {
   return new Uint32Array(new Uint8Array([...shades, mix(none, [128, 128, 128], 0.25)].flatMap((shade) => [...shade, 255])).buffer);
 }
 
-const largestOf = (values) => values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+export const largestOf = (values) => values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+
+// The places of the numbers of the largest magnitude, the largest first.
+export const strongest = (values, count) => [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 
 // A pixel for every number of a matrix: `hue` above 0, grey below, stronger for larger numbers. With `byRow` each row has its own
 // scale, on which the square root of a number counts: that is for attention, where the first row would else set the scale.
@@ -186,66 +189,7 @@ export function picture(width, height) {
   return made;
 }
 
-const MOST_POINTS = 400;
-
-// Reduces the points to a maximum number by means of neighbours, since more points than pixels cannot be seen.
-function thinned(points) {
-  const every = Math.ceil(points.length / MOST_POINTS), mean = (part, axis) => part.reduce((sum, point) => sum + point[axis], 0) / part.length;
-  if (every <= 1) return points;
-  return Array.from({ length: Math.ceil(points.length / every) }, (_, place) => points.slice(place * every, (place + 1) * every))
-    .map((part) => [mean(part, 0), mean(part, 1)]);
-}
-
 // Formats a number with as many digits as help to compare two numbers of its size.
-const precise = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(2) : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : number(x));
+export const precise = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(2) : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : Math.abs(x) >= 100 ? x.toFixed(1) : number(x));
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 export const compact = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(1) : short.format(x));
-
-// Lines over a common axis. `series` are { name, points } with points [x, y]; the pointer and the arrow keys show their values.
-export function chart(title, series, along) {
-  const lines = series.map((line) => ({ ...line, points: thinned(line.points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y))) }))
-    .filter((line) => line.points.length);
-  const told = element("figcaption", {}, ...explain(title)), read = element("span", { className: "shape", ariaLive: "polite" });
-  const made = element("figure", { className: "chart" }, told, read);
-  if (!lines.length) {
-    read.textContent = "nothing yet";
-    return made;
-  }
-  const all = lines.flatMap((line) => line.points), [left, right, top, bottom] = [52, 470, 10, 190];
-  const range = (axis) => [Math.min(...all.map((point) => point[axis])), Math.max(...all.map((point) => point[axis]))];
-  const [[x0, x1], [y0, y1]] = [range(0), range(1)];
-  const x = (value) => left + ((right - left) * (value - x0)) / (x1 - x0 || 1);
-  const y = (value) => bottom - ((bottom - top) * (value - y0)) / (y1 - y0 || 1);
-  const plot = picture(480, 220);
-  plot.setAttribute("aria-label", `${title} over ${along}: from ${compact(y0)} to ${compact(y1)}. Arrow keys read the lines off.`);
-  plot.setAttribute("tabindex", 0);
-  for (const at of [y0, (y0 + y1) / 2, y1]) {
-    plot.draw("line", { x1: left, x2: right, y1: y(at), y2: y(at), class: "axis" });
-    plot.draw("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, compact(at));
-  }
-  for (const [at, anchor] of [[x0, "start"], [(x0 + x1) / 2, "middle"], [x1, "end"]])
-    plot.draw("text", { x: x(at), y: bottom + 20, "text-anchor": anchor }, compact(at));
-  lines.forEach((line) => plot.draw("polyline", { class: `line of-${line.colour} ${line.isDashed ? "dashed" : ""}`,
-    points: line.points.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" ") }));
-  const mark = plot.draw("line", { y1: top, y2: bottom, x1: -9, x2: -9, class: "axis" });
-  const tell = (value) => {
-    mark.setAttribute("x1", x(value));
-    mark.setAttribute("x2", x(value));
-    const near = (points) => points.reduce((best, point) => (Math.abs(point[0] - value) < Math.abs(best[0] - value) ? point : best));
-    read.textContent = `${along} ${compact(value)}: ${lines.map((line) => `${line.name} ${precise(near(line.points)[1])}`).join(", ")}`;
-  };
-  let place = x1;
-  read.textContent = lines.map((line) => `${line.name} ${precise(line.points.at(-1)[1])}`).join(", ");
-  plot.addEventListener("pointermove", (event) => {
-    const box = plot.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * 480;
-    tell(place = Math.min(x1, Math.max(x0, x0 + ((at - left) / (right - left)) * (x1 - x0))));
-  });
-  plot.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    tell(place = Math.min(x1, Math.max(x0, place + (step * (x1 - x0)) / 50)));
-  });
-  made.append(plot);
-  return made;
-}

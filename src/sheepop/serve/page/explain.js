@@ -4,6 +4,8 @@ import { element, explain } from "./draw.js";
 
 // Name: title, what, why, formula, and the station that the tour shows. In a formula [query|q] is q in the colour of queries.
 export const TOPICS = {
+  whole: ["The whole network", "Each row is a token of the text. From left to right the model changes what it knows of each token, block by block. On the right it says which token may follow the bold one.",
+    "Blue stations mix tokens, teal ones think about each token alone. Point at anything to learn what it is, click on a station to see its numbers.", "text → [residual|vectors] → [query|attention] → [forward|feed-forward] → … → [gold|next token]", null],
   tokens: ["Tokens", "The tokenizer cuts the text into pieces that the model knows. Each piece is a row of the picture.",
     "A network computes with numbers, so every piece has an id. Frequent words are one piece, rare ones are several.", "text → id₀ id₁ id₂ …", null],
   embedding: ["Embedding", "Each id selects a row of a table: the token's vector. It is the beginning of the token's ribbon.",
@@ -29,9 +31,9 @@ export const TOPICS = {
 export const TOUR = ["tokens", "embedding", "attention", "heads", "forward", "residual", "prediction", "writing"];
 
 function formula(text) {
-  const parts = text.split(/\[(\w+)\|([^\]]+)\]/);
+  const parts = text.split(/\[(\w+)\|([^\]]+)\]/), low = (part) => part.split(/_(\w)/).map((each, place) => (place % 2 ? element("sub", {}, each) : each));
   return element("p", { className: "formula" }, ...parts.map((part, place) =>
-    (place % 3 === 0 ? part : place % 3 === 2 ? element("b", { className: `is-${parts[place - 1]}` }, part) : "")));
+    (place % 3 === 0 ? element("span", {}, ...low(part)) : place % 3 === 2 ? element("b", { className: `is-${parts[place - 1]}` }, part) : "")));
 }
 
 // What of the picture a topic is about, for a station or a token that the pointer is on.

@@ -16,8 +16,8 @@ function draw(parent, name, settings, text) {
 
 // Where everything stands: the stations from left to right, and the rows of the tokens from top to bottom.
 export function layout(width, data, unfolded) {
-  const isNarrow = width < 640, names = isNarrow ? 58 : 116, odds = isNarrow ? 84 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
-  const row = between(13, Math.round(520 / data.tokens.length), 36), place = data.position - data.start;
+  const isNarrow = width < 640, names = isNarrow ? 54 : 116, odds = isNarrow ? 94 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
+  const row = between(13, Math.round(520 / data.tokens.length), 48), place = data.position - data.start;
   const tall = Math.max(1.5 * row, 44), ys = [];
   let y = TOP;
   data.tokens.forEach((_, t) => {
@@ -37,7 +37,7 @@ export function layout(width, data, unfolded) {
     x += broad;
   }
   stations.push({ id: "prediction", kind: "prediction", x: to, width: end, name: "Prediction" });
-  const ribbon = between(7, 0.6 * row, 22), height = Math.max(y, TOP + data.next.length * 24) + 12;
+  const ribbon = between(7, 0.6 * row, 26), height = Math.max(y, TOP + data.next.length * 24) + 12;
   return { width, height, isNarrow, names, odds, row, ribbon, ys, place, stations, blocks, bottom: y, to };
 }
 
@@ -59,10 +59,10 @@ function ribbons(svg, data, at) {
 
 // What each station adds to the likeliest next token, as a wedge that is poured into the chosen ribbon behind it.
 function wedges(svg, data, at) {
-  const names = at.stations.slice(0, -1).map((station) => station.id), most = Math.max(...names.map((name) => Math.abs(data.adds[name])), 1e-12);
+  const names = at.stations.slice(0, -1).map((station) => station.id), most = Math.max(...names.map((name) => Math.abs(data.adds[name] ?? 0)), 1e-12);
   const y = at.ys[at.place], edge = at.ribbon / 2, tall = 16, parts = draw(svg, "g", { class: "adds" });
   names.forEach((name, point) => {
-    const value = data.adds[name], out = (tall * Math.abs(value)) / most, left = at.stations[point].x + at.stations[point].width / 2, right = at.stations[point + 1].x;
+    const value = data.adds[name] ?? 0, out = (tall * Math.abs(value)) / most, left = at.stations[point].x + at.stations[point].width / 2, right = at.stations[point + 1].x;
     const side = (sign) => `M${left},${y + sign * edge} v${sign * out} Q${(left + right) / 2},${y + sign * (edge + out)} ${right},${y + sign * edge} Z`;
     const made = draw(parts, "path", { class: value < 0 ? "add against" : "add", "data-part": name, "data-width": out.toFixed(3), d: `${side(-1)} ${side(1)}` });
     draw(made, "title", {}, `${at.stations[point].name}: ${value < 0 ? "" : "+"}${value.toFixed(3)} to the logit of ${visible(data.next[0].text)}`);
@@ -88,7 +88,8 @@ function quietArcs(svg, data, at) {
   }
 }
 
-// The arcs of one token in every block: where it looks (blue), and who looks at it (orange).
+// The arcs of one token in every block: where it looks (blue), and who looks at it (orange). An arc is as thick as the
+// square root of its weight, so that small weights are seen beside that of the first token, which is often near 1.
 function arcsOf(group, data, at, t) {
   group.replaceChildren();
   for (const station of at.stations) {
@@ -96,7 +97,7 @@ function arcsOf(group, data, at, t) {
     if (!weights) continue;
     const line = (from, to, weight, kind) => {
       if (!(weight >= 0.02)) return;
-      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (0.5 + 5 * weight).toFixed(2) };
+      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (0.4 + 4.6 * Math.sqrt(weight)).toFixed(2) };
       const made = draw(group, "path", { ...settings, d: from === to ? `M${station.x - 1},${at.ys[t] - 3} q-9,3 0,6` : arc(station.x, at.ys[from], at.ys[to], bendOf(at, station, from, to)) });
       draw(made, "title", {}, `${visible(data.tokens[to].text)} looks at ${visible(data.tokens[from].text)} in block ${station.layer}: ${share(weight)}, the mean over heads`);
     };
@@ -111,13 +112,13 @@ function odds(svg, data, at, on) {
   const wide = at.width - x - 4, gap = 24, all = data.next.length * gap, from = between(TOP - 12, at.ys[at.place] - all / 2, Math.max(TOP - 12, at.height - all - 10));
   data.next.forEach((token, rank) => {
     const y = from + gap * rank + gap / 2, y0 = at.ys[at.place], part = draw(made, "g", { class: "odd", "data-key": `next.${rank}`, role: "button", tabindex: -1,
-      "aria-label": `${visible(token.text)}, ${share(token.probability)}; Enter writes it` });
+      "aria-label": `${visible(token.text)}, ${share(token.probability)}${on.write ? "; Enter writes it" : ""}` });
     draw(part, "path", { class: "fan", d: `M${left},${y0} C${left + 24},${y0} ${x - 24},${y} ${x},${y}`, "stroke-width": Math.max(0.4, 22 * token.probability).toFixed(2) });
     draw(part, "rect", { class: "space", x, y: y - gap / 2 + 1, width: wide, height: gap - 2 });
     draw(part, "rect", { class: "bar", x, y: y - gap / 2 + 2, width: Math.max(1, wide * token.probability).toFixed(2), height: gap - 4, rx: 3, "data-probability": token.probability });
     draw(part, "text", { x: x + 6, y: y + 4, class: "word" }, shortened(visible(token.text), at.isNarrow ? 4 : 10));
     draw(part, "text", { x: at.width - 8, y: y + 4, "text-anchor": "end", class: "share" }, at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability));
-    draw(part, "title", {}, `${visible(token.text)}: ${share(token.probability)}. A click writes it.`);
+    draw(part, "title", {}, `${visible(token.text)}: ${share(token.probability)}.${on.write ? " A click writes it." : ""}`);
     part.addEventListener("click", () => on.write?.(token.id));
   });
 }

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { column, topicOf, TOPICS, TOUR } from "./explain.js";
-import { element, visible } from "./draw.js";
+import { element, share, visible } from "./draw.js";
 import { journey, layout } from "./journey.js";
 import { opened } from "./opened.js";
 
@@ -26,14 +26,17 @@ export async function show(trace, chosen, change) {
     const topic = TOUR[step - 1], wanted = ["embedding", "heads", "forward", "prediction"].includes(topic) ? TOPICS[topic][4] : null;
     change({ tour: step, open: topic === "heads" && first > 0 ? `attention.${first}` : wanted, layer: before + Math.max(0, first) });
   };
-  const side = column(chosen.tour ? TOUR[chosen.tour - 1] : open ? topicOf(open) : "residual", chosen.tour, go);
+  const side = column(chosen.tour ? TOUR[chosen.tour - 1] : open ? topicOf(open) : "whole", chosen.tour, go);
   const stage = element("div", { className: "stage" }), made = element("div", { className: "journey" });
   const controls = bar(trace, data, change);
   made.append(element("div", { className: "picture-side" }, controls, stage, ...(panel ? [panel] : [])), side);
   if (chosen.tour) made.dataset.tour = TOUR[chosen.tour - 1];
   const on = {
     open: (id, of) => change({ open: id, ...(of == null ? {} : { layer: before + of }) }), choose: (position) => change({ position }),
-    write: (id) => change({ append: id }), point: (station) => { if (!chosen.tour && !motion.isPlaying) side.tell(topicOf(station)); },
+    write: (id) => change({ append: id }), point: (place) => {
+      controls.querySelector(".told").textContent = place.kind === "token" ? looks(data, place.position - data.start) : told(trace, data);
+      if (!chosen.tour && !motion.isPlaying) side.tell(topicOf(place));
+    },
   };
   const redraw = () => {
     const width = Math.floor(stage.clientWidth);
@@ -45,12 +48,30 @@ export async function show(trace, chosen, change) {
       const station = stage.picture.at.stations.find((each) => each.id === chosen.open);
       panel.style.setProperty("--at", `${Math.round(station.x + station.width / 2)}px`);
     }
+    // What a click has opened may be below the edge of the screen.
+    if (panel && chosen.open !== motion.opened) panel.scrollIntoView({ block: "nearest" });
+    motion.opened = chosen.open;
     // What had the focus before the view was drawn again has it afterwards.
     if (wasFocused && document.activeElement === document.body) made.querySelector(`[data-key="${CSS.escape(wasFocused)}"]`)?.focus({ preventScroll: true });
     moveIn(stage, data, side, change);
   };
   new ResizeObserver(redraw).observe(stage);
   return [made];
+}
+
+// The strongest arc of a token, in words.
+function looks(data, t) {
+  const word = (place) => visible(data.tokens[place].text), best = { weight: 0 };
+  data.weights.forEach((rows, layer) => rows?.[t].forEach((weight, s) => {
+    if (s !== t && weight > best.weight) Object.assign(best, { weight, s, layer });
+  }));
+  return best.weight ? `${word(t)} looks most at ${word(best.s)}: ${share(best.weight)} in block ${best.layer}` : `${word(t)} looks at itself only`;
+}
+
+// The size of the text, of its cache, and the likeliest next token.
+function told(trace, data) {
+  const { kv_heads: groups, head_dim: size } = trace.sizes, cached = 2 * data.mixed_by.filter((each) => each === "attention").length * groups * size * data.length;
+  return `${data.length === 1 ? "1 token" : `${data.length} tokens`}, ${cached.toLocaleString("en")} numbers in the cache; next after ${visible(data.tokens[data.position - data.start].text)}: ${visible(data.next[0].text)}`;
 }
 
 // What stands above the picture: play, pause, step and speed, and the window of a long text.
@@ -64,13 +85,12 @@ function bar(trace, data, change) {
   const play = button(motion.isPlaying ? "Pause" : "Play", "Follow the chosen token through the network, and let the model write", () => motion.toggle?.(), { className: "play" });
   const speed = element("select", { ariaLabel: "Speed" }, ...[0.5, 1, 2, 4].map((each) => element("option", { value: each, selected: each === motion.speed }, `${each}×`)));
   speed.addEventListener("change", () => { motion.speed = Number(speed.value); });
-  const last = data.start + data.tokens.length, most = data.tokens.length, { kv_heads: groups, head_dim: size } = trace.sizes;
-  const cached = 2 * data.mixed_by.filter((each) => each === "attention").length * groups * size * data.length;
+  const last = data.start + data.tokens.length, most = data.tokens.length;
   const moves = data.length > most ? [button("Earlier", "Earlier tokens", () => change({ start: Math.max(0, data.start - most), position: Math.max(0, data.start - 1) }), { disabled: !data.start }),
     element("span", { className: "shape" }, `${data.start} to ${last - 1} of ${data.length}`),
     button("Later", "Later tokens", () => change({ start: Math.min(data.length - 1, last), position: Math.min(data.length - 1, last + most - 1) }), { disabled: last >= data.length })] : [];
   return element("div", { className: "controls-bar" }, play, button("Step", "To the next station", () => motion.step?.()), speed, ...moves,
-    element("span", { className: "shape told" }, `${data.length === 1 ? "1 token" : `${data.length} tokens`}, ${cached.toLocaleString("en")} numbers in the cache; next after ${visible(data.tokens[data.position - data.start].text)}: ${visible(data.next[0].text)}`));
+    element("span", { className: "shape told" }, told(trace, data)));
 }
 
 // The motion over one picture: a light runs along the chosen ribbon, and what is still to come of it is veiled.
@@ -91,7 +111,8 @@ function moveIn(stage, data, side, change) {
     if (index === lit) return;
     lit = index;
     drawn.forEach((each, place) => each.classList.toggle("lit", place === index));
-    side.tell(topicOf(stations[index]));
+    // What changes faster than anybody reads is not told.
+    if (!motion.isPlaying || SECONDS / last / motion.speed > 0.5) side.tell(topicOf(stations[index]));
   };
   const begin = () => {
     light.hidden = veil.hidden = false;

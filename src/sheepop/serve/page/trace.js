@@ -1,6 +1,6 @@
 // The trace room: a prompt, a strip of its tokens, and a view for each stage, for one model or two.
 
-import { begin, get, post } from "./api.js";
+import { begin, get, once, post } from "./api.js";
 import { choice, element, share, visible } from "./draw.js";
 import { TOUR } from "./explain.js";
 import { stop } from "./journey_view.js";
@@ -36,9 +36,10 @@ export async function open(page) {
   const numbers = element("input", { type: "checkbox", checked: chosen.numbers });
   numbers.addEventListener("change", () => change({ numbers: numbers.checked }));
   const fresh = element("button", { type: "button", title: "Load the models again, such as a run's newest checkpoint" }, "Reload");
-  const form = element("form", { id: "ask" }, model, ...(names.length > 1 ? [beside] : []),
-    element("label", { className: "wide" }, "Prompt", prompt), written, element("button", { title: "Enter; Shift and Enter begin a new line" }, "Trace"), fresh,
-    element("label", { className: "box", title: "Decimals instead of colours alone" }, numbers, "Show numbers"));
+  const form = element("form", { id: "ask" },
+    element("div", { className: "asking" }, element("label", { className: "wide" }, "Prompt", prompt), element("button", { title: "Enter; Shift and Enter begin a new line" }, "Trace")),
+    written, element("div", { className: "options" }, model, ...(names.length > 1 ? [beside] : []), fresh,
+      element("label", { className: "box", title: "Decimals instead of colours alone" }, numbers, "Show numbers")));
   page.controls.append(form);
 
   const encodes = (name) => page.models.find((each) => each.name === name)?.encodes ?? false;
@@ -69,8 +70,8 @@ export async function open(page) {
     if (!await start()) failed();
   }
 
-  function drawStrip() {
-    const { tokens, predictions, source_tokens } = traces[0];
+  async function drawStrip() {
+    const { tokens, source_tokens } = traces[0], predictions = await once(traces[0], "predictions");
     const read = source_tokens.map((token) => {
       const chip = element("button", { className: "token source", ariaPressed: String(token.position === chosen.source),
         title: `Token ${token.position} of the source, id ${token.id}` }, visible(token.text), element("small", {}, "source"));
@@ -100,11 +101,11 @@ export async function open(page) {
     const turn = ++latest;
     fit();
     drawStages();
-    drawStrip();
     page.strip.hidden = chosen.view === "journey";
     remember();
     try {
       const drawn = await Promise.all(traces.map((trace) => VIEWS[chosen.view][1](trace, chosen, change)));
+      if (chosen.view !== "journey") await drawStrip();
       if (turn !== latest) return;
       const columns = drawn.map((parts, place) => element("div", {},
         ...(drawn.length > 1 ? [element("p", { className: "shape" }, traces[place].model)] : []), ...parts));

@@ -1,52 +1,50 @@
-// The training room: curves of one run or several while they train, their samples, and their traced prompt over time.
+// The training room: curves of one run or several while they train, what they write, and their network over time. One step is chosen
+// for all of them: by the slider, by a click in a chart, or by playing.
 
-import { floats, get } from "./api.js";
-import { bars, chart, choice, compact, element, explain, heading, map, share, table, visible } from "./draw.js";
+import { get } from "./api.js";
+import { AXES, curves, placed } from "./curves.js";
+import { choice, compact, element, explain, heading, precise, table } from "./draw.js";
+import { snapshots } from "./snapshots.js";
 
-const CHARTS = {
-  Loss: [["train", "loss"], ["validation", "loss"]], "Bits per byte": [["validation", "bits_per_byte"]],
-  "Learning rate": [["train", "learning_rate"]], "Gradient norm": [["train", "grad_norm"]],
-  "Tokens per second": [["train", "tokens_per_second"]], "Memory, MB": [["train", "memory_bytes", 1e-6]],
-  "Busy processor cores": [["train", "busy_cores"]],
-};
-// Of runs that learn from rewards or from pairs; each is drawn where a row has its numbers.
-const ANSWER_CHARTS = {
-  Reward: [["train", "reward"], ["validation", "reward"]], "Margin of rewards": [["train", "margin"], ["validation", "margin"]],
-  "Tokens of an answer": [["train", "length"], ["validation", "length"]], "Divergence from the reference": [["train", "divergence"]],
-};
 const TEXTS = [
-  ["What it writes", "The same prompt (bold) at several steps. Move the slider to see the model learn.", "Step", (row) => !row.rewards],
-  ["Answers and their rewards", "Answers that a step learnt from, behind their prompts (bold). Those with an advantage above 0 become likelier.",
-    "Step of the answers", (row) => row.rewards],
+  ["What it writes", "The same prompt (bold) at the chosen step.", (row) => !row.rewards],
+  ["Answers and their rewards", "Answers that a step learnt from, behind their prompts (bold). Those with an advantage above 0 become likelier.", (row) => row.rewards],
 ];
-const AXES = { step: "Steps", tokens: "Tokens", seconds: "Seconds" };
-const [LIVE, IDLE] = [2000, 15000]; // milliseconds between updates while a run trains, and while none does
+const PAGES = { run: "Report", plan: "Plan", corpus: "Corpus" };
+const [LIVE, IDLE, FRAME] = [2000, 15000, 900]; // milliseconds between updates while a run trains, while none does, and between steps
 
 export async function open(page) {
   if (!page.runs.length) {
     page.view.append(...heading("No run here", "This room shows runs. Start the page with one or several: sheepop ui runs/quickstart"));
     return;
   }
-  const given = page.chosen, run = choice("Run", page.runs, given.run);
-  const along = choice("Over", Object.keys(AXES), given.over ?? "step", (name) => AXES[name]);
-  const others = new Set((given.beside ?? "").split("|").filter((name) => page.runs.includes(name)));
+  const given = page.chosen, run = choice("Run", page.runs, given.run), along = choice("Over", Object.keys(AXES), given.over ?? "step", (name) => AXES[name]);
+  const scale = choice("Scale", ["linear", "logarithmic"], given.scale ?? "linear"), others = new Set((given.beside ?? "").split("|").filter((name) => page.runs.includes(name)));
+  const weight = element("input", { type: "range", min: 0, max: 0.999, step: 0.001, value: given.smooth ?? 0.6 }), told = element("output", {});
+  const whole = element("button", { type: "button", disabled: true, title: "Drag in a chart, or press + in it, to look closer; a double click or 0 undoes it" }, "Show all");
   const boxes = page.runs.map((name) => {
     const box = element("input", { type: "checkbox", checked: others.has(name), value: name });
     box.addEventListener("change", () => { if (box.checked) others.add(name); else others.delete(name); restart(); });
     return element("label", { className: "box" }, box, name);
   });
-  page.controls.append(element("form", {}, run, along,
+  page.controls.append(element("form", {}, run, along, scale, element("label", {}, element("span", {}, "Smoothing ", told), weight), whole,
     ...(page.runs.length > 1 ? [element("fieldset", {}, element("legend", {}, "Compare with"), ...boxes)] : [])));
-  const [facts, curves, texts, pictures, settings] = Array.from({ length: 5 }, () => element("section", {}));
-  page.view.append(facts, curves, texts, pictures, settings);
+  const [facts, charts, writing, answers, network, settings] = Array.from({ length: 6 }, (_, place) => element("section", place === 2 ? { className: "writing", tabIndex: 0, ariaLabel: "Texts at the chosen step" } : {}));
+  const play = element("button", { type: "button", className: "play" }, "Play"), at = element("input", { type: "range", min: 0, ariaLabel: "Step" }), read = element("output", { className: "shape" });
+  const player = element("div", { className: "player", role: "group", ariaLabel: "The chosen step" }, play, at, read);
+  page.view.append(facts, charts, answers, network, settings, player);
   const known = new Map(); // the rows of each run so far, and the offset up to which its file was read
-  let turn = 0, timer = null;
-  page.until(() => { turn++; clearTimeout(timer); stop(); });
-  let stop = () => {};
+  let turn = 0, timer = null, playing = null, step = given.step == null ? null : Number(given.step), samples = [], marks = [], pictures = null, drawnTexts = "";
+  const drawn = curves(writing, { choose: (value) => choose(stepAt(value)), zoom: (isZoomed) => { whole.disabled = !isZoomed; } });
+  charts.append(...heading("Curves", "A colour is a run; dashed lines are its held-out text. The crosshair is at the chosen step: move the slider below, or click in a chart. "
+    + "Drag to look closer; a double click shows all again."), drawn.made);
+  page.until(() => { turn++; clearTimeout(timer); pause(); pictures?.stop(); drawn.clear(); });
 
   const shown = () => [run.select.value, ...page.runs.filter((name) => others.has(name) && name !== run.select.value)];
+  const rows = () => known.get(run.select.value)?.rows ?? [];
+  const remember = () => page.remember({ run: run.select.value, over: along.select.value, scale: scale.select.value, smooth: weight.value, beside: [...others].join("|"), step });
 
-  async function read(name) {
+  async function follow(name) {
     const all = known.get(name) ?? { rows: [], offset: 0 };
     for (;;) {
       const more = await get(`runs/${encodeURIComponent(name)}/metrics`, { offset: all.offset });
@@ -60,31 +58,23 @@ export async function open(page) {
   }
 
   function drawCurves() {
-    const axis = along.select.value;
-    const rows = shown().flatMap((name) => known.get(name).rows);
-    const scores = new Set(rows.filter((row) => row.split === "evaluation").flatMap((row) => Object.keys(row).filter((key) => key.includes("/"))));
-    const evaluations = [...scores].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]]);
-    const answers = Object.entries(ANSWER_CHARTS).filter(([, parts]) =>
-      parts.some(([split, key]) => rows.some((row) => row.split === split && row[key] != null)));
-    const charts = { ...CHARTS, ...Object.fromEntries([...answers, ...evaluations]) };
-    curves.replaceChildren(...heading("Curves", "Solid lines are training text, dashed ones held-out text. A point is a logged step, "
-      + "or the mean of several if there are many."), element("div", { className: "charts" }, ...Object.entries(charts).map(([title, parts]) =>
-      chart(title, shown().flatMap((name, colour) => parts.map(([split, key, factor = 1]) => ({
-        name: [shown().length > 1 ? name : "", parts.length > 1 ? split : ""].filter(Boolean).join(" ") || title.toLowerCase(),
-        colour: colour % 6, isDashed: split === "validation",
-        points: known.get(name).rows.filter((row) => row.split === split && row[key] != null).map((row) => [row[axis], row[key] * factor]),
-      }))), AXES[axis].toLowerCase()))));
+    told.textContent = weight.value;
+    weight.title = `The curve m follows each logged value y by m ← ${weight.value} m + ${(1 - weight.value).toFixed(3)} y; the values themselves are faint. Held-out text is never smoothed.`;
+    return drawn.draw(shown().map((name) => [name, known.get(name).rows]), { axis: along.select.value, weight: Number(weight.value), isLog: scale.select.value === "logarithmic" });
   }
 
   async function drawFacts() {
     const found = await Promise.all(shown().map((name) => get(`runs/${encodeURIComponent(name)}`)));
-    const rows = found.map((each) => [each.name, each.state, `${each.steps.toLocaleString("en")} of ${each.total_steps?.toLocaleString("en") ?? "?"}`,
+    const listed = found.map((each) => [each.name, each.state, `${each.steps.toLocaleString("en")} of ${each.total_steps?.toLocaleString("en") ?? "?"}`,
       each.parameters == null ? "–" : compact(each.parameters), each.best_loss ?? "–",
       each.bits_per_byte == null ? "–" : `${each.bits_per_byte.toFixed(4)}${each.is_sampled ? " (sample)" : ""}`]);
     const head = ["Run", "State", "Steps", "Parameters", "Best loss", "Bits per byte"].map((each) => element("span", {}, ...explain(each)));
-    const links = found.filter((each) => each.pages.includes("run")).map((each) => element("a", { target: "_blank", rel: "noopener",
-      href: `/ui/runs/${encodeURIComponent(each.name)}/pages/run` }, `Report of ${each.name}`));
-    facts.replaceChildren(table(head, rows), element("p", { className: "links" }, ...links));
+    const links = found.flatMap((each) => each.pages.map((kind) => element("a", { target: "_blank", rel: "noopener",
+      href: `/ui/runs/${encodeURIComponent(each.name)}/pages/${kind}` }, `${PAGES[kind]} of ${each.name}`)));
+    const advised = await Promise.all(shown().filter((name) => known.get(name).rows.some((row) => row.split === "analysis")).map(async (name) =>
+      (await get(`runs/${encodeURIComponent(name)}/advice`)).advice.map(({ words }) => element("li", {}, shown().length > 1 ? `${name}: ${words}` : words))));
+    const advice = advised.flat().length ? [element("h3", {}, "Advice"), element("ul", {}, ...advised.flat())] : [];
+    facts.replaceChildren(table(head, listed), element("p", { className: "links" }, ...links), ...advice);
   }
 
   function rewarded({ reward, advantage, rewards }) {
@@ -92,86 +82,70 @@ export async function open(page) {
     return numbers.filter(([, value]) => value !== undefined).map(([name, value]) => `${name} ${value?.toPrecision(4) ?? "–"}`).join(", ");
   }
 
-  async function drawTexts() {
-    const found = await Promise.all(shown().map(async (name) => [name, await get(`runs/${encodeURIComponent(name)}/samples`)]));
-    texts.replaceChildren(...TEXTS.flatMap(([title, words, label, belongs]) =>
-      written(title, words, label, found.map(([name, rows]) => [name, rows.filter(belongs)]))));
-  }
-
-  function written(title, words, label, found) {
-    const steps = [...new Set(found.flatMap(([, rows]) => rows.map((row) => row.step)))].sort((a, b) => a - b);
-    if (!steps.length) return [];
-    const at = element("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, ariaLabel: label });
-    const told = element("span", { className: "shape" }), made = element("div", { className: "beside" });
-    const show = () => {
-      const step = steps[Number(at.value)];
-      told.textContent = `step ${step.toLocaleString("en")}`;
-      made.replaceChildren(...found.map(([name, rows]) => {
-        const last = rows.findLast((row) => row.step <= step)?.step;
-        const texts = rows.filter((row) => row.step === last);
-        return element("div", {}, element("p", { className: "shape" }, last == null ? `${name}: nothing yet` : `${name}, step ${last}`),
-          ...texts.flatMap((row) => [element("pre", {}, element("b", {}, row.prompt), row.text),
-            ...(row.rewards ? [element("p", { className: "shape" }, rewarded(row))] : [])]));
-      }));
-    };
-    at.addEventListener("input", show);
+  async function readTexts() {
+    samples = await Promise.all(shown().map(async (name) => [name, await get(`runs/${encodeURIComponent(name)}/samples`)]));
+    await pictures.refresh();
+    marks = [...new Set([...samples.flatMap(([, found]) => found.map((row) => row.step)), ...pictures.steps])].sort((a, b) => a - b);
+    player.hidden = !marks.length;
+    at.max = Math.max(0, marks.length - 1);
     show();
-    return [...heading(title, words), element("div", { className: "knobs" }, element("label", {}, "Step", at), told), made];
   }
 
-  async function drawPictures() {
-    stop();
-    const name = encodeURIComponent(run.select.value), steps = await get(`runs/${name}/traces`);
-    if (!steps.length) {
-      pictures.replaceChildren();
-      return;
-    }
-    const at = element("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, ariaLabel: "Step of the trace" });
-    const play = element("button", { type: "button" }, "Play"), told = element("span", { className: "shape" });
-    const first = await get(`runs/${name}/traces/${steps[0]}`), heads = [...Array(first.config.num_heads).keys()];
-    const maps = Object.keys(first.tensors).filter((each) => each.endsWith("attention.weights")).sort(new Intl.Collator("en", { numeric: true }).compare);
-    const called = (each) => `${each.startsWith("encoder") ? "Encoder block" : "Block"} ${each.split(".")[1]}${each.includes("cross") ? ", the source" : ""}`;
-    const [layer, head] = [choice("Attention", maps, maps[0], called), choice("Head", heads, 0)];
-    const made = element("div", { className: "beside" }), cell = element("p", { className: "shape", ariaLive: "polite" });
-    let latest = 0;
-    const show = async () => {
-      const now = ++latest, step = steps[Number(at.value)], trace = await get(`runs/${name}/traces/${step}`);
-      const [target, source] = [trace.tokens, trace.source_tokens ?? []].map((tokens) => tokens.map((token) => token.text)), last = trace.predictions.at(-1);
-      const parts = [element("div", {}, ...heading("After the prompt", `The likeliest next tokens after ${visible(target.at(-1))}.`),
-        bars(last.top.map(([id, probability]) => ({ word: visible(trace.words?.[id] ?? `token ${id}`), values: [probability], text: share(probability) }))))];
-      const tensor = layer.select.value;
-      if (tensor in trace.tensors) {
-        const [queries, keys] = [tensor.startsWith("encoder") ? source : target, /^encoder|cross/.test(tensor) ? source : target];
-        const found = await floats(`runs/${name}/traces/${step}/tensor`, { tensor, head: head.select.value });
-        parts.unshift(element("div", {}, ...heading(`Attention of head ${tensor.split(".")[1]}.${head.select.value}`, "A row is the token that attends, a column a token that it attends to."),
-          cell, map(found.values, queries.length, keys.length, queries, keys, { hue: "query", byRow: true }, (row, column) => {
-            cell.textContent = `${visible(queries[row])} → ${visible(keys[column])}: ${share(found.values[row * keys.length + column])}`;
-          })));
-      }
-      if (now !== latest) return;
-      told.textContent = `step ${step.toLocaleString("en")}`;
-      made.replaceChildren(...parts);
-    };
-    const guarded = () => show().catch((error) => page.say(error.message, true));
-    let playing = null;
-    stop = () => { clearInterval(playing); playing = null; play.textContent = "Play"; };
-    play.addEventListener("click", () => {
-      if (playing) return stop();
-      if (Number(at.value) === steps.length - 1) at.value = -1;
-      play.textContent = "Pause";
-      playing = setInterval(() => {
-        at.value = Number(at.value) + 1;
-        guarded();
-        if (Number(at.value) >= steps.length - 1) stop();
-      }, 700);
-      return undefined;
-    });
-    at.addEventListener("input", guarded);
-    for (const each of [layer, head]) each.select.addEventListener("change", guarded);
-    await show();
-    pictures.replaceChildren(...heading("The traced prompt over time", `The trace of ${JSON.stringify(first.prompt)} at ${steps.length} steps.`),
-      element("div", { className: "knobs" }, play, element("label", {}, "Step", at), told, layer, head), made);
+  const stepAt = (value) => rows().reduce((best, row) => (Math.abs(row[along.select.value] - value) < Math.abs(best[along.select.value] - value) ? row : best), rows()[0])?.step;
+  const nearest = (wanted) => marks.reduce((best, mark) => (Math.abs(mark - wanted) < Math.abs(best - wanted) ? mark : best), marks[0]);
+
+  // Chooses the step nearest to a wanted one that has something to show; the last one is followed while a run trains.
+  function choose(wanted) {
+    if (!marks.length) return;
+    const found = nearest(wanted);
+    step = found === marks.at(-1) ? null : found;
+    remember();
+    show();
   }
+
+  // Everything at the chosen step.
+  function show() {
+    const now = step == null ? marks.at(-1) : nearest(step);
+    if (now == null) return;
+    at.value = marks.indexOf(now);
+    const last = (split) => rows().findLast((row) => row.split === split && row.step <= now && row.loss != null)?.loss, axis = along.select.value;
+    const losses = [["training", last("train")], ["held-out", last("validation")]].filter(([, loss]) => loss != null).map(([name, loss]) => `${name} loss ${precise(loss)}`);
+    read.textContent = [placed("step", now), ...losses].join(" · ");
+    at.setAttribute("aria-valuetext", read.textContent);
+    drawn.at(axis === "step" ? now : rows().findLast((row) => row.step <= now && row[axis] != null)?.[axis] ?? 0);
+    pictures.show(now);
+    // What is drawn already stays, with what a reader has selected in it.
+    const texts = JSON.stringify([now, samples.map(([name, all]) => [name, all.length])]);
+    if (texts !== drawnTexts) [writing, answers].forEach((section, place) => section.replaceChildren(...written(...TEXTS[place], now)));
+    drawnTexts = texts;
+  }
+
+  function written(title, words, belongs, now) {
+    const found = samples.map(([name, all]) => [name, all.filter(belongs)]);
+    if (!found.some(([, all]) => all.length)) return [];
+    return [...heading(title, words), element("div", { className: "beside" }, ...found.map(([name, all]) => {
+      const last = all.findLast((row) => row.step <= now)?.step;
+      return element("div", {}, element("p", { className: "shape" }, last == null ? `${name}: nothing yet` : `${name}, ${placed("step", last)}`),
+        ...all.filter((row) => row.step === last).flatMap((row) => [element("pre", {}, element("b", {}, row.prompt), row.text),
+          ...(row.rewards ? [element("p", { className: "shape" }, rewarded(row))] : [])]));
+    }))];
+  }
+
+  function pause() {
+    playing = clearInterval(playing);
+    play.textContent = "Play";
+  }
+  play.addEventListener("click", () => {
+    if (playing) return pause();
+    if (Number(at.value) === marks.length - 1) choose(marks[0]);
+    play.textContent = "Pause";
+    playing = setInterval(() => {
+      choose(marks[Number(at.value) + 1]);
+      if (Number(at.value) >= marks.length - 1) pause();
+    }, FRAME);
+    return undefined;
+  });
+  at.addEventListener("input", () => { pause(); choose(marks[Number(at.value)]); });
 
   async function drawSettings() {
     if (page.runs.length < 2) return;
@@ -183,16 +157,15 @@ export async function open(page) {
 
   async function look(now) {
     try {
-      const found = await Promise.all(shown().map(read));
+      const found = await Promise.all(shown().map(follow));
       if (now !== turn) return;
       const isNew = found.some((each) => each.isNew), isRunning = found.some((each) => each.isRunning);
       for (const each of found) each.isNew = false;
       page.say(isRunning ? "Training now; the curves update automatically." : "Not training now.");
-      if (isNew || !curves.childElementCount) {
-        drawCurves();
+      if (isNew || !facts.childElementCount) {
+        await drawCurves();
         await drawFacts();
-        const samples = texts.childElementCount, isOver = !isRunning;
-        if (!samples || isOver || found.some((each) => each.rows.at(-1)?.split !== "train")) await Promise.all([drawTexts(), drawPictures()]);
+        await readTexts();
       }
       timer = setTimeout(() => look(now), isRunning ? LIVE : IDLE);
     } catch (error) {
@@ -204,18 +177,23 @@ export async function open(page) {
 
   function restart() {
     clearTimeout(timer);
-    page.remember({ run: run.select.value, over: along.select.value, beside: [...others].join("|") });
+    pause();
+    remember();
     page.called(`Training of ${shown().join(", ")}`);
-    for (const part of [curves, texts, pictures]) part.replaceChildren();
+    pictures?.stop();
+    for (const part of [facts, writing, answers, network]) part.replaceChildren();
+    pictures = snapshots(page, run.select.value, network);
+    [marks, drawnTexts] = [[], ""];
+    player.hidden = true;
     for (const box of boxes) box.hidden = box.control.value === run.select.value;
     return look(++turn);
   }
 
-  run.select.addEventListener("change", restart);
-  along.select.addEventListener("change", () => {
-    page.remember({ run: run.select.value, over: along.select.value, beside: [...others].join("|") });
-    drawCurves();
-  });
+  const redraw = () => { remember(); drawCurves().then(show, (error) => page.say(error.message, true)); };
+  for (const each of [along.select, scale.select]) each.addEventListener("change", redraw);
+  weight.addEventListener("input", redraw);
+  run.select.addEventListener("change", () => { step = null; restart(); });
+  whole.addEventListener("click", () => drawn.zoom());
   await restart();
   await drawSettings();
 }

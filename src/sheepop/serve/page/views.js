@@ -1,23 +1,20 @@
 // One view per stage. Each gets the choices and returns the elements to show.
 
-import { ask, logits, tensor } from "./api.js";
-import { bars, choice, compact, element, heading, map, matrix, number, picture, share, table, visible } from "./draw.js";
+import { ask, logits, once, tensor, vector } from "./api.js";
+import { bars, choice, compact, element, heading, largestOf, map, matrix, number, picture, share, strongest, table, visible } from "./draw.js";
 import { show as journey } from "./journey_view.js";
 
 const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
-// Data that depends on no choice is requested once.
-const once = (trace, what) => (trace[what] ??= ask(trace.number, what));
 // Weights are scaled by row, since the first token can only attend to itself, with a weight of 1.
 const WEIGHTS = { hue: "query", byRow: true };
-const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 const names = (tokens) => tokens.map((token) => token.text);
 
 // The blocks of an encoder, if there is one, and of the decoder, in the order in which they run.
 function blocks(trace) {
   const { encoder_layers: before, layers } = trace.sizes;
   const stack = (count, path, label, stream) => Array.from({ length: count }, (_, layer) => ({ layer, path: `${path}.${layer}`, label: `${label} ${layer}`, ...stream }));
-  return [...stack(before, "encoder_blocks", "Encoder block", { tokens: trace.source_tokens, norms: trace.source_norms, isEncoder: true, begins: "source_positioned" }),
-    ...stack(layers, "blocks", before ? "Decoder block" : "Block", { tokens: trace.tokens, norms: trace.norms, isEncoder: false, begins: "positioned" })];
+  return [...stack(before, "encoder_blocks", "Encoder block", { tokens: trace.source_tokens, isEncoder: true, begins: "source_positioned" }),
+    ...stack(layers, "blocks", before ? "Decoder block" : "Block", { tokens: trace.tokens, isEncoder: false, begins: "positioned" })];
 }
 
 // The chosen block, with the chosen position in its stream.
@@ -36,7 +33,7 @@ function near({ tokens, place }) {
 function vectors(tokens, found, chosen, hue = "residual") {
   const [height, width] = found.shape, rows = names(tokens);
   if (!chosen.numbers) {
-    const told = element("p", { className: "shape", ariaLive: "polite" }, `(${found.shape.join(" × ")}) The largest magnitude is ${number(largest(found.values))}.`);
+    const told = element("p", { className: "shape", ariaLive: "polite" }, `(${found.shape.join(" × ")}) The largest magnitude is ${number(largestOf(found.values))}.`);
     return [told, map(found.values, height, width, rows, [], { hue }, (row, column) => {
       told.textContent = `${visible(rows[row])}, ${column}: ${number(found.values[row * width + column])}`;
     })];
@@ -57,8 +54,8 @@ function layerChoice(trace, chosen, change, numbers = [...blocks(trace).keys()])
 
 async function text(trace) {
   const columns = ["position", "token", "bytes", "id"], start = (token) => [String(token.position), visible(token.text), token.bytes, String(token.id)];
-  const rows = trace.tokens.map((token) => {
-    const before = trace.predictions[token.position - 1];
+  const predictions = await once(trace, "predictions"), rows = trace.tokens.map((token) => {
+    const before = predictions[token.position - 1];
     return [...start(token), before ? share(Math.exp(before.logprob)) : "–", before ? String(before.rank) : "–"];
   });
   const source = trace.source_tokens.length ? [table(columns, trace.source_tokens.map(start)),
@@ -210,12 +207,9 @@ async function forward(trace, chosen, change) {
     + "activation, and back.", `out = W₂ · ${trace.sizes.activation}(W₁ · x)`),
   element("div", { className: "knobs" }, layerChoice(trace, chosen, change))];
   if (trace.tensors.includes(`${prefix}.hidden`)) {
-    const [before, hidden] = await Promise.all(["pre_activation", "hidden"].map((name) => tensor(trace.number, `${prefix}.${name}`)));
-    const width = hidden.shape[1], row = Array.from(hidden.values.slice(place * width, (place + 1) * width));
-    const strongest = row.map((value, unit) => [unit, value]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 16);
-    parts.push(element("p", {}, `The 16 strongest of ${width} units for ${visible(block.tokens[place].text)}:`),
-      bars(strongest.map(([unit, value]) => ({ word: `unit ${unit}`, values: [value],
-        text: `${number(before.values[place * width + unit])} → ${number(value)}` }))));
+    const [before, hidden] = await Promise.all(["pre_activation", "hidden"].map((name) => vector(trace.number, `${prefix}.${name}`, place)));
+    parts.push(element("p", {}, `The 16 strongest of ${hidden.length} units for ${visible(block.tokens[place].text)}:`),
+      bars(strongest(hidden, 16).map((unit) => ({ word: `unit ${unit}`, values: [hidden[unit]], text: `${number(before[unit])} → ${number(hidden[unit])}` }))));
   } else {
     const [experts, weights] = await Promise.all(["chosen", "weights"].map((name) => tensor(trace.number, `${prefix}.router.${name}`)));
     const [, count] = experts.shape;
@@ -230,24 +224,19 @@ async function forward(trace, chosen, change) {
 async function stream(trace, chosen, change) {
   const block = blockOf(trace, chosen), { path, place } = block, isNormed = trace.sizes.norm_position !== "output";
   const cross = trace.tensors.includes(`${path}.cross_attention_output`) ? [["cross-attention adds", `${path}.cross_attention_output`]] : [];
-  const pieces = await Promise.all([
+  const rows = await Promise.all([
     ["before", block.layer ? path.replace(/\d+$/, `${block.layer - 1}.output`) : block.begins], ["attention adds", `${path}.attention_output`],
     ...cross, ["feed-forward adds", `${path}.feed_forward_output`], ["after", `${path}.output`],
-  ].map(async ([name, from]) => [name, await tensor(trace.number, from)]));
-  const rows = pieces.map(([name, found]) => {
-    const width = found.shape[1];
-    return [name, ...found.values.slice(place * width, place * width + SHOWN)];
-  });
+  ].map(async ([name, from]) => [name, ...(await vector(trace.number, from, place)).subarray(0, SHOWN)]));
   const branches = ["attention", ...(cross.length ? ["cross_attention"] : []), "feed_forward"];
   const measured = isNormed ? await Promise.all(branches.map(async (name) => {
-    const found = await tensor(trace.number, `${path}.${name}_norm`);
-    return [name.replace("_", "-"), ...found.values.slice(2 * place, 2 * place + 2)];
+    return [name.replace("_", "-"), ...await vector(trace.number, `${path}.${name}_norm`, place)];
   })) : [];
-  const curves = element("div"), dimension = element("input", { type: "number", min: 0, max: trace.sizes.width - 1, placeholder: "length" });
+  const norms = (await once(trace, "norms"))[path.replace(/\.\d+$/, "")], curves = element("div"), dimension = element("input", { type: "number", min: 0, max: trace.sizes.width - 1, placeholder: "length" });
   const draw = async () => {
     const column = dimension.value === "" ? null : Math.min(trace.sizes.width - 1, Math.max(0, Math.trunc(Number(dimension.value)) || 0));
     const found = column == null ? null : await tensor(trace.number, block.isEncoder ? "source_residuals" : "residuals", null, column);
-    curves.replaceChildren(layerLines(found ? block.norms.map((row, step) => row.map((_, t) => found.values[step * row.length + t])) : block.norms, place,
+    curves.replaceChildren(layerLines(found ? norms.map((row, step) => row.map((_, t) => found.values[step * row.length + t])) : norms, place,
       found ? `Dimension ${column} of the residual stream` : "Length of the residual stream"));
   };
   dimension.addEventListener("input", draw);
@@ -338,7 +327,7 @@ async function growth(trace, chosen, change) {
     Array.from({ length: found.shape[1] }, () => ""), { hue: what === "Keys" ? "key" : "value" }, (row, column) => {
       told.textContent = `${what} of ${visible(labels[row])}, dimension ${column}: ${number(found.values[row * found.shape[1] + column])}`;
     }));
-  const best = all.values.indexOf(Math.max(...all.values));
+  const best = all.values.reduce((best, value, place) => (value > all.values[best] ? place : best), 0);
   const write = (label, title, pick) => {
     const button = element("button", { type: "button", title }, label);
     button.addEventListener("click", () => change({ append: pick() }));
