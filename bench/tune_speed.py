@@ -135,7 +135,8 @@ def measure_ours(
     from sheepop.core.random import seed_torch
     from sheepop.jobs.config import load_config
     from sheepop.jobs.run.open import task_of
-    from sheepop.jobs.run.resolve import build_network, in_memory, prepare_process
+    from sheepop.jobs.run.resolve import build_network, prepare_process
+    from sheepop.jobs.run.step_memory import in_memory
     from sheepop.jobs.task.fork import Fork
     from sheepop.jobs.task.interface import with_training
     from sheepop.train import build_optimizers

@@ -15,8 +15,8 @@ from sheepop.core.console import Console
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.quantize import quantize_model
 from sheepop.jobs.recipe import complete, draft
-from sheepop.jobs.run import resolve
-from sheepop.jobs.run.resolve import bytes_of_a_step
+from sheepop.jobs.run import step_memory
+from sheepop.jobs.run.step_memory import bytes_of_a_step
 from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.preferences import PreferenceTask
 from sheepop.jobs.task.rewards import GroupPolicyTask
@@ -40,15 +40,15 @@ def fitting(given: SheepOpConfig, length: int, said: list[str] | None = None, te
     console = SimpleNamespace(info=[].append if said is None else said.append)
     task: Any = SimpleNamespace(config=given, console=console, origin=None, texts_of_row=texts)
     named = given.training.model_dump(exclude_defaults=True)
-    return resolve._fitting(task, given.training, named, length, "cpu")
+    return step_memory._fitting(task, given.training, named, length, "cpu")
 
 
 @pytest.mark.parametrize("lora", [None, {}])
 def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
     lora: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
-    monkeypatch.setattr(resolve, "_CPU_TOKENS", 10**9)
+    monkeypatch.setattr(step_memory, "usable_memory", lambda training, device: 10**11)
+    monkeypatch.setattr(step_memory, "_CPU_TOKENS", 10**9)
     given, said = config(global_batch_size=64), []
     given = given.replace(tuning={**given.tuning.model_dump(), "lora": lora})
     found = fitting(given, 2048, said).micro_batch_size
@@ -66,7 +66,7 @@ def test_a_micro_batch_needs_no_more_memory_than_the_weights_and_their_states(
 
 
 def test_a_cpu_reads_at_most_256_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "usable_memory", lambda training, device: 10**11)
+    monkeypatch.setattr(step_memory, "usable_memory", lambda training, device: 10**11)
     assert [fitting(config(), length).micro_batch_size for length in (128, 192, 2048)] == [2, 1, 1]
     assert fitting(config(), 128, texts=2).micro_batch_size == 1  # a pair of answers
 
@@ -75,7 +75,7 @@ def test_a_row_of_two_texts_needs_as_much_as_two_rows(monkeypatch: pytest.Monkey
     given = config(micro_batch_size=1)
     pair = bytes_of_a_step(given, given.training, 64, "cpu", texts=2)
     assert pair == bytes_of_a_step(given, given.training.replace(micro_batch_size=2), 64, "cpu")
-    monkeypatch.setattr(resolve, "usable_memory", lambda training, device: pair.peak("none", 0) - 1)
+    monkeypatch.setattr(step_memory, "usable_memory", lambda training, device: pair.peak("none", 0) - 1)
     found = [fitting(given, 64, texts=texts).activation_checkpointing for texts in (1, 2)]
     assert found == ["none", "auto"]
 
@@ -83,7 +83,7 @@ def test_a_row_of_two_texts_needs_as_much_as_two_rows(monkeypatch: pytest.Monkey
 def test_blocks_are_recomputed_where_one_row_does_not_fit_and_nobody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = bytes_of_a_step(config(), config().training.replace(micro_batch_size=1), 2048, "cpu").peak("none", 0)
     for usable, mode in ((needed + 1, "none"), (needed - 1, "auto")):
-        monkeypatch.setattr(resolve, "usable_memory", lambda training, device, usable=usable: usable)
+        monkeypatch.setattr(step_memory, "usable_memory", lambda training, device, usable=usable: usable)
         found = fitting(config(), 2048)
         assert (found.micro_batch_size, found.activation_checkpointing) == (1, mode)
     assert fitting(config(activation_checkpointing="selective"), 2048).activation_checkpointing == "selective"

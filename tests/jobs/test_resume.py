@@ -22,7 +22,7 @@ from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.data import build
 from sheepop.jobs.run.open import find_resumable, with_changes
 from sheepop.jobs.run.record import write_run_config
-from sheepop.jobs.run.resolve import bytes_of_a_step
+from sheepop.jobs.run.step_memory import bytes_of_a_step
 from sheepop.jobs.task.corpus import require_text
 
 from ..running import train

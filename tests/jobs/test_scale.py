@@ -136,9 +136,9 @@ def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
     shutil.copytree(made[0], place)
     settings = yaml.safe_load((place / "run.yaml").read_text())
     settings["training"].pop("max_tokens")
-    family_runs.train(
-        RunRequest(settings | {"output_dir": str(run), "training": settings["training"] | {"max_steps": 40}})
-    )
+    training = settings["training"] | {"max_steps": 40, "precision": "fp32"}
+    given = settings | {"output_dir": str(run), "training": training}
+    family_runs.train(RunRequest(given, uses_recipe=False))
     beside, scaled = job.learn(place, run, Console.silent())
     assert len(scaled.runs) == 7 and scaled.runs[0].name == str(run)
     assert beside.low <= beside.predicted <= beside.high

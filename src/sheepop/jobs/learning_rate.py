@@ -16,7 +16,8 @@ from sheepop.data import BatchSchedule, RowSource, SampleOrder
 from sheepop.data.batch_schedule import Stages
 from sheepop.jobs.run.open import task_of, with_local_data
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.resolve import build_network, in_memory, prepare_process
+from sheepop.jobs.run.resolve import build_network, prepare_process
+from sheepop.jobs.run.step_memory import in_memory
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.report import range_test_figure, save_png
 from sheepop.train.budget import runner_here

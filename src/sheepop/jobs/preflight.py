@@ -27,7 +27,8 @@ from sheepop.jobs.recipe import Completed
 from sheepop.jobs.run.open import OpenRun, task_of
 from sheepop.jobs.run.record import StageTimes
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.resolve import bytes_of_a_step, check_layout, fitted, in_memory, prepare_process, resolved
+from sheepop.jobs.run.resolve import check_layout, fitted, prepare_process, resolved
+from sheepop.jobs.run.step_memory import bytes_of_a_step, in_memory
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.evaluations import EvaluationSet
 from sheepop.jobs.task.examples import ExampleTask

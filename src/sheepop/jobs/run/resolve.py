@@ -13,29 +13,22 @@ import torch
 from sheepop.core.console import Console
 from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
-from sheepop.core.facts import counted
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.analysis import require_analysis
 from sheepop.jobs.run.record import Budget, RunRecord, StageTimes, circumstances
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.task.fork import Fork
+from sheepop.jobs.run.step_memory import in_memory
 from sheepop.jobs.task.interface import Task, with_training
 from sheepop.model import Transformer, blank_model, num_parameters
-from sheepop.model.accounting.cost import training_bytes
 from sheepop.model.attention.choose import require_backend
 from sheepop.parallel.layout import Layout, check_network, check_ring_here
 from sheepop.parallel.ranks import ALONE, Ranks
 from sheepop.posttrain.config import Method
-from sheepop.report import data_size
 from sheepop.train import TrainingConfig, check_layers
 from sheepop.train.activation_checkpointing import (
-    StepBytes,
     apply_activation_checkpointing,
-    resolve_activation_checkpointing,
-    step_bytes,
-    usable_memory,
 )
 from sheepop.train.budget import (
     StepTime,
@@ -48,7 +41,7 @@ from sheepop.train.budget import (
     resolve_compile,
     resolve_training,
 )
-from sheepop.train.precision import apply_precision, candidates, check_precision, choose_matrix_arithmetic, torch_dtype
+from sheepop.train.precision import apply_precision, check_precision, choose_matrix_arithmetic, torch_dtype
 from sheepop.train.sinks import require_sinks
 
 _WEIGHTED = "each answer is weighted as a whole, and context ranks have parts of its tokens"
@@ -64,12 +57,6 @@ _UNSHARED: Mapping[Method, Mapping[str, str]] = {
     "distill": {"context": _WHOLE_ROWS, "pipeline": _SAMPLED},
 }
 """The kinds of ranks that a method of post-training does not support, each with the reason."""
-# A micro-batch of a finished model may need as much as this, however small the model is.
-_MODEST_BYTES = 10**9
-# A CPU is about as fast with this many tokens in a micro-batch as with more, which only need more memory.
-_CPU_TOKENS = 256
-# More numbers than any network saves for a token, layer and unit of width.
-_MOST_SAVED = 100
 
 
 def resolved(
@@ -123,49 +110,6 @@ def resolved(
         **circumstances(device),
     )
     return task.with_config(with_training(task.config, settled)), record
-
-
-def in_memory(
-    task: Task, training: TrainingConfig, given: Mapping[str, Any], device: str, *, chooses_rows: bool
-) -> TrainingConfig:
-    """`training` with what a step recomputes; with `chooses_rows` also with the rows that it reads at a time."""
-    length = task.batches().max_length
-    if chooses_rows:
-        training = _fitting(task, training, given.get("training") or {}, length, device)
-    origin, texts = task.origin, task.texts_of_row
-    return resolve_activation_checkpointing(
-        training, lambda: bytes_of_a_step(task.config, training, length, device, origin, texts), device
-    )
-
-
-def _fitting(
-    task: Task, training: TrainingConfig, given: Mapping[str, Any], length: int, device: str
-) -> TrainingConfig:
-    """`training` of a finished model with open settings chosen such that a step on rows of `length` fits into memory.
-
-    A micro-batch may need as much memory as the weights with their gradients and optimizer, or 1 GB, and on a CPU has
-    at most 256 tokens. If not even one row fits beside the weights, blocks are recomputed.
-    """
-    model, usable, given_rows = task.config.model, usable_memory(training, device), training.micro_batch_size
-    whole = math.gcd(training.global_batch_size, *(size for _, size in training.batch_size_warmup))
-    texts = task.texts_of_row
-    saved = 4 * whole * texts * length * _MOST_SAVED * model.d_model * model.num_layers
-    if given_rows is None and saved < _MODEST_BYTES:
-        return training
-    most = max(1, _CPU_TOKENS // (texts * length)) if device == "cpu" else whole
-    for rows in [given_rows] if given_rows is not None else [n for n in range(most, 0, -1) if whole % n == 0]:
-        own = training.replace(micro_batch_size=rows)
-        needed = bytes_of_a_step(task.config, own, length, device, task.origin, texts)
-        peak = needed.peak("none", 0)
-        if peak <= min(usable, needed.loss + needed.state + max(needed.state, _MODEST_BYTES)):
-            break
-    recomputes = peak > usable and "activation_checkpointing" not in given
-    task.console.info(
-        f"A step reads {counted(rows, 'row')} of {length:,} tokens at a time, which needs about {data_size(peak)}"
-        f"{' if no block is recomputed' if recomputes else ''}; {data_size(usable)} are to use."
-    )
-    mode = "auto" if recomputes else training.activation_checkpointing
-    return training.replace(micro_batch_size=rows, activation_checkpointing=mode)
 
 
 def _with_compiler(training: TrainingConfig, device: str, console: Console) -> TrainingConfig:
@@ -361,31 +305,6 @@ def build_network(task: Task, device: str) -> Transformer:
     if training.activation_checkpointing != "auto":
         apply_activation_checkpointing(model, training.activation_checkpointing, training.checkpointed_blocks)
     return model
-
-
-def bytes_of_a_step(
-    config: SheepOpConfig,
-    training: TrainingConfig,
-    length: int,
-    device: str,
-    origin: Fork | None = None,
-    texts: int = 1,
-) -> StepBytes:
-    """The memory of a step, in the candidate precision that needs most; frozen weights are as `origin` stores them.
-
-    Each row of a micro-batch is of so many `texts`.
-    """
-    rows = texts * (training.micro_batch_size or training.global_batch_size)
-    found = [
-        step_bytes(config.model, training, precision, rows, length, device)
-        for precision in candidates(training.precision, device)
-    ]
-    most = max(found, key=lambda needed: needed.peak("none", 0))
-    if config.tuning.lora is None:
-        return most
-    # The frozen weights; those of adapters are few.
-    frozen = training_bytes(config.model, training.optimizer, "fp32").weights if origin is None else origin.weight_bytes
-    return replace(most, state=frozen)
 
 
 def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:

@@ -20,7 +20,7 @@ from sheepop.core.device import resolve_device
 from sheepop.core.errors import DataError, first_few
 from sheepop.core.facts import counted, visible
 from sheepop.core.files import atomic_directory
-from sheepop.jobs.run.resolve import bytes_of_a_step, in_memory
+from sheepop.jobs.run.step_memory import bytes_of_a_step, in_memory
 from sheepop.jobs.task.examples import TOKENIZER, ExampleTask, require_examples, with_template
 from sheepop.jobs.task.fork import Fork
 from sheepop.posttrain.encoding import Example, ExampleEncoder
