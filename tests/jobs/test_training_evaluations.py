@@ -13,6 +13,7 @@ import pytest
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.errors import ConfigError
 from sheepop.core.json_lines import read_json_lines
+from sheepop.evaluate import harness
 from sheepop.evaluate.choices import evaluate_choices
 from sheepop.evaluate.harness import ask_tasks, load_tasks
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity
@@ -83,8 +84,14 @@ def test_a_resumed_run_has_the_same_scores(configured: Callable[..., SheepOpConf
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_a_step(
-    configured: Callable[..., SheepOpConfig], tmp_path: Path, task: str, complaint: str
+    configured: Callable[..., SheepOpConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    complaint: str,
 ) -> None:
+    # The thousands of files that lm-eval brings are read for a test in tests/evaluate.
+    monkeypatch.setattr(harness, "_bundled", dict)
     settings = ("data.validation_fraction=0", f"evaluation.tasks=[{task}]")
     with pytest.raises(ConfigError, match=complaint):
         train(configured(tmp_path / "run", *STEPS, *settings))
