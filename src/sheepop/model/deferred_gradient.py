@@ -82,7 +82,7 @@ class DeferredGradient:
         chunks = LogitChunks.of(self.weight[rows], cast, dtype, self._memory)
         of_weight = WeightGradient(chunks, self._memory, gradient)
         with torch.autocast(gradient.device.type, enabled=False):
-            for hidden_RD, *by_row in zip(*(each.split(_POSITIONS) for each in learnt), strict=True):
+            for hidden_RD, *by_row in zip(*(torch.split(each, _POSITIONS) for each in learnt), strict=True):
                 logits_RV = chunks.logits(hidden_RD, slice(None))
                 by_row[0] = by_row[0] - rows.start
                 for part, labels_R, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):

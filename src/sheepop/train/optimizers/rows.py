@@ -33,11 +33,12 @@ def update_rows(optimizer: torch.optim.Optimizer, parameter: Tensor, blocks: Ite
     for name, shape in optimizer_slots(optimizer, group, parameter).items():
         if name not in state:
             state[name] = parameter.new_zeros(shape or ())
+    kind: Any = type(optimizer)
     counts = {name: value.clone() for name, value in state.items() if value.shape != parameter.shape}
     for rows, gradient in blocks:
         part = parameter.detach()[rows]
         part.grad = gradient
-        mover = type(optimizer)([{**settings, "params": [part]}])
+        mover = kind([{**settings, "params": [part]}])
         of_rows = {name: value[rows] for name, value in state.items() if name not in counts}
         mover.state[part] = {**of_rows, **{name: value.clone() for name, value in counts.items()}}
         mover.step()
