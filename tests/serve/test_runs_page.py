@@ -396,6 +396,7 @@ def test_one_step_is_chosen_for_texts_curves_and_the_network(page: Any, watching
     with RunDirectory(runs["second run"]).metrics_file.open("a") as file:
         measured = {"split": "analysis", "tokens": 9, "seconds": 9, "dead_heads": ["0.1"]}
         file.write("".join(json.dumps({**measured, "step": step}) + "\n" for step in (1, 2)))
+    run.plan.write_text("<h1>Planned</h1>")
     page.emulate_media(reduced_motion="reduce")
     page.goto("about:blank")
     page.goto(f"{watching.url}/ui#room=training&run=first&beside=second+run")
