@@ -47,7 +47,7 @@ def runs(text_folder: Path, tiny: tuple[str, ...], tmp_path_factory: pytest.Temp
     """Two runs, the first of which traced a prompt."""
     place = tmp_path_factory.mktemp("runs")
     for name, more in (("first", STEPS), ("second run", ("training.max_steps=2", "training.learning_rate=0.01"))):
-        places = ("device=cpu", f"data.paths={text_folder}", f"output_dir={place / name}")
+        places = ("device=cpu", f"data.paths={text_folder}", f"output_dir={place / name}", "training.log_interval=1")
         train(load_config(overrides=(*tiny, *places, *more)))
     return {name: place / name for name in ("first", "second run")}
 
@@ -374,16 +374,16 @@ def test_the_curves_are_the_rows_of_the_runs(page: Any, watching: Live, runs: di
     assert found["Loss: first training"]["said"] == f"{expected[3]:.4f} ({losses[3]:.4f})"
     assert found["Bits per byte: first"]["said"] == f"{logged(runs, 'first', 'validation', 'bits_per_byte')[0]:.4f}"
 
-    page.get_by_label("Scale").select_option("logarithmic")
+    page.get_by_role("combobox", name="Scale").select_option("logarithmic")
     places = page.evaluate(
         "() => { const {plot} = document.querySelector('.chart'), {min, max} = plot.scales.y;"
         " return [min, Math.sqrt(min * max), max].map((y) => plot.valToPos(y, 'y')); }"
     )
     assert places[0] - places[1] == pytest.approx(places[1] - places[2])
     for axis in ("tokens", "seconds"):
-        page.get_by_label("Over").select_option(axis)
+        page.get_by_role("combobox", name="Over").select_option(axis)
         assert page.evaluate(LINES)["Loss: first training"]["xs"] == logged(runs, "first", "train", axis)
-    page.get_by_label("Over").select_option("step")
+    page.get_by_role("combobox", name="Over").select_option("step")
 
     # Dragging shows a part in every chart, and so do keys.
     ranges = "() => [...document.querySelectorAll('.chart')].map(({plot}) => [plot.scales.x.min, plot.scales.x.max])"
@@ -423,6 +423,7 @@ def test_one_step_is_chosen_for_texts_curves_and_the_network(page: Any, watching
     with RunDirectory(runs["second run"]).metrics_file.open("a") as file:
         measured = {"split": "analysis", "tokens": 9, "seconds": 9, "dead_heads": ["0.1"]}
         file.write("".join(json.dumps({**measured, "step": step}) + "\n" for step in (1, 2)))
+    run.plan.write_text("<h1>Planned</h1>")
     page.emulate_media(reduced_motion="reduce")
     page.goto("about:blank")
     page.goto(f"{watching.url}/ui#room=training&run=first&beside=second+run")
@@ -430,7 +431,7 @@ def test_one_step_is_chosen_for_texts_curves_and_the_network(page: Any, watching
     assert page.locator("pre").first.inner_text().endswith(samples[-1]["text"].rstrip("\n"))
     assert page.get_by_text("reward 0.7500, advantage -0.5000, check.py 0.7500, judge –").count() == 1
     assert page.locator("pre", has_text="2+2?").inner_text() == "2+2? <b>4</b>"
-    assert page.locator("td", has_text="training.max_steps").count() == 1
+    page.locator("td", has_text="training.max_steps").wait_for()
     assert page.get_by_role("link", name="Plan of first").count() == 1
     assert page.get_by_text("second run: These heads add nothing to the output of their layers: 0.1.").count() == 1
 
@@ -451,11 +452,11 @@ def test_one_step_is_chosen_for_texts_curves_and_the_network(page: Any, watching
         arcs = "(arcs) => arcs.map((arc) => [Number(arc.dataset.from), Number(arc.dataset.weight)])"
         looks = page.eval_on_selector_all(".arcs .looks", arcs)
         assert looks and all(weight == pytest.approx(float(weights[place]), rel=1e-3) for place, weight in looks)
-        page.get_by_role("slider", name="Step").fill("0")
+        page.get_by_role("slider", name="Step", exact=True).fill("0")
     crosshair = (
         "() => { const {plot} = document.querySelector('.chart'); return plot.posToVal(plot.cursor.left, 'x'); }"
     )
-    page.get_by_role("slider", name="Step").fill("1")
+    page.get_by_role("slider", name="Step", exact=True).fill("2")
     assert page.evaluate(crosshair) == pytest.approx(2, abs=0.05)
     # Between two pictures there are others, and the last one is exact.
     page.emulate_media(reduced_motion="no-preference")
