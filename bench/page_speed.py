@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from record import add_json_option, write_record
@@ -39,7 +40,8 @@ from sheepop.serve.server import Server
 from sheepop.serve.stock import Stock
 from sheepop.tokenizer import CharTokenizer
 
-ROUNDS = 5
+ROUNDS = 3
+TRACED = ["devtools.timeline", "devtools.timeline.frame", "disabled-by-default-devtools.timeline.frame"]
 LONG_FRAME = 1.5 / 60
 PICTURE = "#prompt=Sheep+jump+over+dogs"
 # Notes when the picture is drawn: at the frame after its last part is there.
@@ -63,9 +65,11 @@ def served(place: Path) -> Iterator[str]:
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/ui"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/ui"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @contextmanager
@@ -75,29 +79,41 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
     page = context.new_page()
     page.add_init_script(WATCH)
     page.goto(address)
-    page.wait_for_function("window.drawn > 0")
+    page.wait_for_function("() => window.drawn > 0")
     yield page
     context.close()
 
 
-def first_screens(browser: Browser, address: str) -> tuple[list[float], list[float]]:
-    """Seconds until the picture is drawn, in each round: since the request of the page, and since its trace came."""
-    whole, after = [], []
+def processor_seconds() -> float:
+    """The processor time of the server, which is this process, and of the browser."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def first_screens(browser: Browser, address: str) -> dict[str, float]:
+    """Medians of seconds until the picture is drawn: since the request of the page, and since its trace came.
+
+    The processor time of both server and browser tells how far a busy machine has delayed them.
+    """
+    rows = []
     for _ in range(ROUNDS + 1):
+        before = processor_seconds()
         with opened(browser, address + PICTURE) as page:
             drawn, answered = page.evaluate(f"[window.drawn, {ANSWERED}]")
-        whole.append(drawn / 1000)
-        after.append((drawn - answered) / 1000)
-    return whole[1:], after[1:]  # the first one also loads the model
+            rows.append((drawn / 1000, (drawn - answered) / 1000, processor_seconds() - before))
+    names = ("first_screen_seconds", "after_trace_seconds", "first_screen_processor_seconds")
+    # The first round also loads the model.
+    return {name: statistics.median(values) for name, values in zip(names, zip(*rows[1:], strict=True), strict=True)}
 
 
 def frames(browser: Browser, address: str) -> dict[str, float]:
     """Frames a second while a pass is played, and the share of intervals between frames that are long."""
     with opened(browser, address + PICTURE) as page:
         page.wait_for_timeout(500)
-        browser.start_tracing(page=page, categories=["disabled-by-default-devtools.timeline.frame"])
+        browser.start_tracing(page=page, categories=TRACED)
         page.get_by_role("button", name="Play").click()
-        page.wait_for_function("document.querySelectorAll('.journey-picture .name').length > 20")
+        page.wait_for_function("() => document.querySelectorAll('.journey-picture .name').length > 20")
         events = json.loads(browser.stop_tracing())["traceEvents"]
         page.get_by_role("button", name="Pause").click()
     times = sorted(event["ts"] / 1e6 for event in events if event["name"] == "DrawFrame")
@@ -135,21 +151,13 @@ def main() -> None:
         del model
         browser = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         with served(Path(folder, "gpt2")) as address:
-            whole, after = first_screens(browser, address)
+            results["gpt2"] = first_screens(browser, address)
             maps = [map_of_attention(browser, address) for _ in range(ROUNDS + 1)][1:]
-            results["gpt2"] = {
-                "first_screen_seconds": statistics.median(whole),
-                "after_trace_seconds": statistics.median(after),
-                "attention_of_512_tokens_seconds": statistics.median(maps),
-                "motion": frames(browser, address),
-            }
+            results["gpt2"]["attention_of_512_tokens_seconds"] = statistics.median(maps)
+            results["gpt2"]["motion"] = frames(browser, address)
         if given.model is not None:
             with served(given.model) as address:
-                whole, after = first_screens(browser, address)
-            results[given.model.stem] = {
-                "first_screen_seconds": statistics.median(whole),
-                "after_trace_seconds": statistics.median(after),
-            }
+                results[given.model.stem] = first_screens(browser, address)
         browser.close()
     print(json.dumps(results, indent=2))
     write_record(given.json, results)

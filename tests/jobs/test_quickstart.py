@@ -47,13 +47,18 @@ def test_a_quickstart_on_own_files_leaves_a_model_samples_and_a_report(tmp_path:
     )
     assert "tokens instead of the usual 512, because there is little text" in said.getvalue()
     assert "--exportable" not in said.getvalue()
-    model = sheepop.load(tmp_path / "run").config
+    lm = sheepop.load(tmp_path / "run")
+    model = lm.config
     assert (model.ngrams, model.short_convolution) == (None, None)
     checkpoints = RunDirectory(tmp_path / "run")
     assert set(checkpoints.steps()) == {checkpoints.pointer("latest"), checkpoints.pointer("best")}
     told = re.search(r"([\d,]+) s were used .* training has ([\d,]+) s, .* about ([\d,]+) s", said.getvalue())
     assert told is not None and "Comparison" in list(outcome.seconds)[:2]  # it is paid for before training
-    assert (tmp_path / "run" / "report.html").is_file()
+    report = (tmp_path / "run" / "report.html").read_text()
+    (found,) = re.findall(r'<div class="journey"></div><script type="application/json">(.*?)</script>', report)
+    journey, trace = json.loads(found), lm.trace(outcome.completions[0].prompt)
+    assert [token["id"] for token in journey["tokens"]] == trace.token_ids[-24:]
+    assert journey["next"][0]["id"] == int(trace.logits_behind(-1).argmax())
     assert outcome.scores.bytes <= outcome.baselines.bytes
     assert outcome.completions[0].prompt.startswith("# Note")
     assert json.loads(json.dumps(outcome.to_dict()))["scores"]["bits_per_byte"] == outcome.scores.bits_per_byte

@@ -141,7 +141,7 @@ def test_a_journey_is_drawn_from_the_file_alone(tmp_path: Path) -> None:
         shown.locator("[data-key='attention.1']").click(position={"x": 3, "y": 60})
         assert shown.evaluate(wide)[0] < shown.evaluate(wide)[1]
         shown.set_viewport_size({"width": 390, "height": 800})
-        shown.wait_for_function("document.querySelector('.journey-picture').at.width < 390")
+        shown.wait_for_function("() => document.querySelector('.journey-picture').at.width < 390")
         assert shown.evaluate("document.documentElement.scrollWidth") <= 390
         browser.close()
     assert wrong == []

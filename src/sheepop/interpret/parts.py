@@ -216,11 +216,11 @@ def direct_attribution(
         direction = direction - weight[vocabulary[rival]].double()
     parts = parts_of(trace, position, values=values)
     parts.normalise(trace.model.final_norm, "final norm")
-    values = (torch.stack(parts.vectors) @ direction * trace.config.output_scale).tolist()
+    added = (torch.stack(parts.vectors) @ direction * trace.config.output_scale).tolist()
     if (bias := trace.model.lm_head.bias) is not None:
         parts.names.append("output bias")
-        values.append(float(bias[token_id].double() - (0.0 if rival is None else bias[rival].double())))
-    return Attribution(position, token_id, rival, parts.names, values)
+        added.append(float(bias[token_id].double() - (0.0 if rival is None else bias[rival].double())))
+    return Attribution(position, token_id, rival, parts.names, added)
 
 
 def gradient_times_input(trace: Trace, position: int, token_id: int) -> list[float]:

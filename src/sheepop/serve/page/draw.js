@@ -53,6 +53,25 @@ export function heading(title, words, formula) {
   return parts;
 }
 
+// Makes many buttons one tab stop: arrow keys move to the next button, or to the nearest one of the row above or below.
+export function together(made) {
+  const all = [...made.querySelectorAll("button")], place = (each) => each.getBoundingClientRect();
+  const choose = (chosen) => all.forEach((each) => { each.tabIndex = each === chosen ? 0 : -1; });
+  choose(all.find((each) => each.ariaPressed === "true") ?? all[0]);
+  made.addEventListener("keydown", (event) => {
+    const here = document.activeElement, side = { ArrowRight: 1, ArrowLeft: -1 }[event.key], down = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!all.includes(here) || !(side || down)) return;
+    event.preventDefault();
+    const from = place(here), away = (each) => 1000 * Math.abs(place(each).top - from.top) + Math.abs(place(each).left - from.left);
+    const next = side ? all[all.indexOf(here) + side]
+      : all.filter((each) => down * (place(each).top - from.top) > from.height / 2).reduce((best, each) => (best && away(best) <= away(each) ? best : each), null);
+    if (!next) return;
+    choose(next);
+    next.focus();
+  });
+  return made;
+}
+
 // `rows` are lists of cells: text, numbers or elements; the first of a row is its name.
 export function table(head, rows, kind = "") {
   const cell = (name, value) => {
@@ -62,7 +81,7 @@ export function table(head, rows, kind = "") {
   };
   const top = element("tr", {}, ...head.map((value) => cell(value === "" ? "td" : "th", value)));
   const body = rows.map((row) => element("tr", {}, ...row.map((value) => cell("td", value))));
-  const made = element("table", { className: kind }, element("thead", {}, top), element("tbody", {}, ...body));
+  const made = together(element("table", { className: kind }, element("thead", {}, top), element("tbody", {}, ...body)));
   return element("div", { className: "scroll", tabIndex: 0 }, made);
 }
 

@@ -4,8 +4,9 @@ import { element, explain } from "./draw.js";
 
 // Name: title, what, why, formula, and the station that the tour shows. In a formula [query|q] is q in the colour of queries.
 export const TOPICS = {
-  whole: ["The whole network", "Each row is a token of the text. From left to right the model changes what it knows of each token, block by block. On the right it says which token may follow the bold one.",
-    "Blue stations mix tokens, teal ones think about each token alone. Point at anything to learn what it is, click on a station to see its numbers.", "text → [residual|vectors] → [query|attention] → [forward|feed-forward] → … → [gold|next token]", null],
+  whole: ["The whole network", "Each row is a token of the text. From left to right the model changes what it knows of each token: blue stations let tokens look at each other, teal ones change each token by itself. "
+    + "On the right are the tokens that may follow the bold one. Point at anything to learn what it is, and click on a station to see its numbers.",
+  "The model learnt to predict the next token. For that it needs the tokens before it, and what it remembers of its training text.", "text → [residual|vectors] → [query|attention] → [forward|feed-forward] → … → [gold|next token]", null],
   tokens: ["Tokens", "The tokenizer cuts the text into pieces that the model knows. Each piece is a row of the picture.",
     "A network computes with numbers, so every piece has an id. Frequent words are one piece, rare ones are several.", "text → id₀ id₁ id₂ …", null],
   embedding: ["Embedding", "Each id selects a row of a table: the token's vector. It is the beginning of the token's ribbon.",

@@ -95,9 +95,9 @@ function arcsOf(group, data, at, t) {
   for (const station of at.stations) {
     const weights = station.kind === "attention" && data.weights[station.layer];
     if (!weights) continue;
-    const line = (from, to, weight, kind) => {
+    const thick = between(3, station.block / 20, 5), line = (from, to, weight, kind) => {
       if (!(weight >= 0.02)) return;
-      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (0.4 + 4.6 * Math.sqrt(weight)).toFixed(2) };
+      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (thick * Math.sqrt(weight)).toFixed(2) };
       const made = draw(group, "path", { ...settings, d: from === to ? `M${station.x - 1},${at.ys[t] - 3} q-9,3 0,6` : arc(station.x, at.ys[from], at.ys[to], bendOf(at, station, from, to)) });
       draw(made, "title", {}, `${visible(data.tokens[to].text)} looks at ${visible(data.tokens[from].text)} in block ${station.layer}: ${share(weight)}, the mean over heads`);
     };

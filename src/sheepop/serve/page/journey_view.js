@@ -7,11 +7,15 @@ import { journey, layout } from "./journey.js";
 import { opened } from "./opened.js";
 
 // A pass takes four seconds at speed 1. The motion goes on from a written token to the next one, so it outlives a view.
-const SECONDS = 4, motion = { isPlaying: false, speed: 1, place: 0, frame: 0 };
+const PASS = 4000, motion = { isPlaying: false, speed: 1, place: 0, runs: [], timer: 0 };
+// How much of the pass is over.
+const place = () => (motion.runs[0]?.currentTime ?? 0) / PASS;
 
 export function stop() {
   motion.isPlaying = false;
-  cancelAnimationFrame(motion.frame);
+  motion.place = place() % 1;
+  clearTimeout(motion.timer);
+  motion.runs.forEach((run) => run.pause());
 }
 
 export async function show(trace, chosen, change) {
@@ -84,7 +88,10 @@ function bar(trace, data, change) {
   };
   const play = button(motion.isPlaying ? "Pause" : "Play", "Follow the chosen token through the network, and let the model write", () => motion.toggle?.(), { className: "play" });
   const speed = element("select", { ariaLabel: "Speed" }, ...[0.5, 1, 2, 4].map((each) => element("option", { value: each, selected: each === motion.speed }, `${each}×`)));
-  speed.addEventListener("change", () => { motion.speed = Number(speed.value); });
+  speed.addEventListener("change", () => {
+    motion.speed = Number(speed.value);
+    motion.runs.forEach((run) => run.updatePlaybackRate(motion.speed));
+  });
   const last = data.start + data.tokens.length, most = data.tokens.length;
   const moves = data.length > most ? [button("Earlier", "Earlier tokens", () => change({ start: Math.max(0, data.start - most), position: Math.max(0, data.start - 1) }), { disabled: !data.start }),
     element("span", { className: "shape" }, `${data.start} to ${last - 1} of ${data.length}`),
@@ -93,7 +100,8 @@ function bar(trace, data, change) {
     element("span", { className: "shape told" }, told(trace, data)));
 }
 
-// The motion over one picture: a light runs along the chosen ribbon, and what is still to come of it is veiled.
+// The motion over one picture: a light runs along the chosen ribbon, and what is still to come of it is veiled. Both are animated
+// by the browser, so that nothing needs drawing from one station to the next.
 function moveIn(stage, data, side, change) {
   const { at } = stage.picture, stations = at.stations, last = stations.length - 1, y = at.ys[at.place], calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const [light, veil] = ["light", "veil"].map((className) => element("div", { className, ariaHidden: "true", hidden: true }));
@@ -102,44 +110,50 @@ function moveIn(stage, data, side, change) {
   veil.style.cssText = `left: ${left}px; top: ${y - high / 2}px; width: ${whole}px; height: ${high}px`;
   light.style.top = `${y - 9}px`;
   stage.append(veil, light);
-  let lit = -1, since = 0;
-  const put = () => {
-    const index = Math.min(last, Math.floor(motion.place)), part = calm ? 0 : motion.place - index, centre = (each) => each.x + each.width / 2;
-    const x = index === last ? centre(stations[last]) : centre(stations[index]) + part * (centre(stations[index + 1]) - centre(stations[index]));
-    light.style.transform = `translateX(${x - 9}px)`;
-    veil.style.transform = `scaleX(${Math.max(0, left + whole - x) / whole})`;
+  const along = (each, of) => each.animate(stations.map(({ x, width }) => ({ transform: of(x + width / 2), easing: calm ? "step-end" : "linear" })), { duration: PASS, fill: "both" });
+  if (motion.runs[0]?.playState === "running") motion.place = place();
+  motion.runs.forEach((run) => run.cancel());
+  const runs = motion.runs = [along(light, (x) => `translateX(${x - 9}px)`), along(veil, (x) => `scaleX(${Math.max(0, left + whole - x) / whole})`)];
+  let lit = -1;
+  const seek = (place) => runs.forEach((run) => {
+    run.pause();
+    run.currentTime = place * PASS;
+  });
+  const look = () => {
+    const index = Math.floor(place() * last + 1e-6);
     if (index === lit) return;
     lit = index;
-    drawn.forEach((each, place) => each.classList.toggle("lit", place === index));
+    drawn.forEach((each, number) => each.classList.toggle("lit", number === index));
     // What changes faster than anybody reads is not told.
-    if (!motion.isPlaying || SECONDS / last / motion.speed > 0.5) side.tell(topicOf(stations[index]));
+    if (!motion.isPlaying || PASS / last / motion.speed > 500) side.tell(topicOf(stations[index]));
   };
   const begin = () => {
     light.hidden = veil.hidden = false;
     stage.picture.classList.toggle("moving", true);
   };
-  const run = (now) => {
-    if (!motion.isPlaying || !stage.isConnected) return;
-    motion.place = Math.min(last, motion.place + (Math.max(0, now - since) / 1000) * (last / SECONDS) * motion.speed);
-    since = now;
-    put();
-    if (motion.place < last) motion.frame = requestAnimationFrame(run);
-    else {
-      // The token is written when the light has arrived, and the next pass begins with it.
-      motion.place = 0;
-      change({ append: data.next[0].id, failed: stop });
-    }
+  const tick = () => {
+    if (!motion.isPlaying || !light.isConnected) return;
+    look();
+    motion.timer = setTimeout(tick, ((1 - ((place() * last) % 1)) * PASS) / last / motion.speed);
   };
   const start = () => {
     begin();
-    since = performance.now();
-    motion.frame = requestAnimationFrame(run);
+    for (const run of runs) {
+      run.playbackRate = motion.speed;
+      run.play();
+    }
+    tick();
+  };
+  // The token is written when the light has arrived, and the next pass begins with it.
+  runs[0].onfinish = () => {
+    if (!motion.isPlaying || !light.isConnected) return;
+    motion.place = 0;
+    change({ append: data.next[0].id, failed: stop });
   };
   motion.toggle = () => {
     if (motion.isPlaying) stop();
     else {
       motion.isPlaying = true;
-      if (motion.place >= last) motion.place = 0;
       start();
     }
     play.textContent = motion.isPlaying ? "Pause" : "Play";
@@ -148,9 +162,11 @@ function moveIn(stage, data, side, change) {
     stop();
     play.textContent = "Play";
     begin();
-    motion.place = light.dataset.began ? (Math.floor(motion.place) + 1) % stations.length : Math.floor(motion.place);
+    const here = Math.floor(place() * last + 1e-6);
+    seek((light.dataset.began ? (here + 1) % stations.length : here) / last);
     light.dataset.began = "yes";
-    put();
+    look();
   };
+  seek(motion.place);
   if (motion.isPlaying) start();
 }

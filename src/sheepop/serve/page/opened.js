@@ -2,7 +2,7 @@
 
 import { ask, tensor, vector } from "./api.js";
 import { katex } from "./libraries.js";
-import { bars, element, largestOf, matrix, number, share, strip, strongest, visible } from "./draw.js";
+import { bars, element, largestOf, matrix, number, share, strip, strongest, together, visible } from "./draw.js";
 
 const STRONGEST = 6, MAPS = 16, MAPPED = 512; // rows shown, and the most heads and tokens that have small maps
 const row = (found, place) => found.values.subarray(place * found.shape.at(-1), (place + 1) * found.shape.at(-1));
@@ -31,7 +31,7 @@ async function attention(trace, chosen, change, layer) {
     return button;
   });
   const name = visible(trace.tokens[t].text), settings = { numbers: chosen.numbers };
-  return [element("div", { className: "heads", ariaLabel: "Heads" }, ...maps),
+  return [together(element("div", { className: "heads", ariaLabel: "Heads" }, ...maps)),
     element("p", { className: "shape" }, `Head ${chosen.head} of ${heads}.${isMapped ? ` Each row of a map is scaled by its largest weight, as a square root; the largest weight of this head is ${share(largestOf(all[chosen.head].values))}.` : ""}`),
     line("q", "query", strip(q, "query", { ...settings, name: `The query of ${name}` })),
     ...seen.map((s) => element("div", { className: "term look" }, element("span", { className: "word" }, visible(trace.tokens[s].text)),

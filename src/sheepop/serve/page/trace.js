@@ -1,7 +1,7 @@
 // The trace room: a prompt, a strip of its tokens, and a view for each stage, for one model or two.
 
 import { begin, get, once, post } from "./api.js";
-import { choice, element, share, visible } from "./draw.js";
+import { choice, element, share, together, visible } from "./draw.js";
 import { TOUR } from "./explain.js";
 import { stop } from "./journey_view.js";
 import { VIEWS } from "./views.js";
@@ -78,14 +78,14 @@ export async function open(page) {
       chip.addEventListener("click", () => change({ source: token.position }));
       return chip;
     });
-    page.strip.replaceChildren(...read, ...tokens.map((token) => {
+    page.strip.replaceChildren(together(element("div", { className: "chips" }, ...read, ...tokens.map((token) => {
       const before = predictions[token.position - 1];
       const chip = element("button", { className: "token", ariaPressed: String(token.position === chosen.position),
         title: `Token ${token.position}, id ${token.id}${before ? `, expected with ${share(Math.exp(before.logprob))}` : ""}` },
       visible(token.text), element("small", {}, before ? share(Math.exp(before.logprob)) : "–"));
       chip.addEventListener("click", () => change({ position: token.position }));
       return chip;
-    }));
+    }))));
   }
 
   function drawStages() {

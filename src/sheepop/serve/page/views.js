@@ -1,7 +1,7 @@
 // One view per stage. Each gets the choices and returns the elements to show.
 
 import { ask, logits, once, tensor, vector } from "./api.js";
-import { bars, choice, compact, element, heading, largestOf, map, matrix, number, picture, share, strongest, table, visible } from "./draw.js";
+import { bars, choice, compact, element, heading, largestOf, map, matrix, number, picture, share, strongest, table, together, visible } from "./draw.js";
 import { show as journey } from "./journey_view.js";
 
 const SHOWN = 12, SHOWN_TOKENS = 24, NEAR = 8; // numbers of a vector, likeliest tokens, and tokens on either side
@@ -167,7 +167,7 @@ async function attention(trace, chosen, change) {
     + "has its own pattern. A score is the fit of a query and a key; the softmax turns scores into weights.",
   "w = softmax(q · kᵀ / √C),  out = w · v"),
   element("div", { className: "knobs" }, ...look.knobs, kind),
-  element("div", { className: "grid" }, ...small), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
+  together(element("div", { className: "grid" }, ...small)), element("h2", {}, `Head ${layer}.${head}: ${shown[chosen.what]}`), told, big,
   ...terms(block, isCross || block.isEncoder ? keys : keys.slice(0, block.place + 1), all[head], values, outputs, change)];
 }
 
