@@ -115,7 +115,7 @@ def _cuts(trace: Trace | StoredTrace, window: slice) -> dict[str, Keep]:
     """What the picture needs from inside the blocks, each with the function that keeps a window of it."""
     layers = range(trace.num_layers)
     weights = [name for layer in layers if (name := _weights(layer)) in trace.names]
-    middles = [name for layer in layers if (name := _middle(trace, layer)) is not None]
+    middles = [middle for layer in layers if (middle := _middle(trace, layer)) is not None]
     return dict.fromkeys(weights, _window_of_mean(window)) | dict.fromkeys(middles, _rows(window))
 
 
