@@ -238,14 +238,14 @@ def test_a_growing_answer_is_drawn_once_a_frame_and_keeps_its_finished_blocks(pa
       const body = document.createElement("div"), counts = [];
       document.getElementById("view").replaceChildren(body);
       const shown = answer(body, { isPlain: () => false }), content = body.firstChild;
-      const wait = () => new Promise((done) => setTimeout(done, 50)), frame = () => new Promise(requestAnimationFrame);
+      const drawn = async (times) => { while (counts.length < times) await new Promise(requestAnimationFrame); };
       new MutationObserver((found) => counts.push(found.length)).observe(content, { childList: true });
       for (const piece of ["# One\\n\\n", "two ", "three ", "four"]) shown.add(piece);
       const before = content.childElementCount;
-      await wait().then(frame).then(wait);
+      await drawn(1);
       const [first, last] = content.children;
       for (const piece of [" five", " six"]) shown.add(piece);
-      await wait().then(frame).then(wait);
+      await drawn(2);
       return [before, counts, first.isConnected, last.isConnected, content.innerText];
     }""")
     assert found == [0, [2, 1], True, False, "One\n\ntwo three four five six"]
