@@ -238,7 +238,7 @@ def test_a_growing_answer_is_drawn_once_a_frame_and_keeps_its_finished_blocks(pa
       const body = document.createElement("div"), counts = [];
       document.getElementById("view").replaceChildren(body);
       const shown = answer(body, { isPlain: () => false }), content = body.firstChild;
-      const drawn = async (times) => { while (counts.length < times) await new Promise((done) => setTimeout(done, 20)); };
+      const drawn = async (times) => { while (counts.length < times) await new Promise(requestAnimationFrame); };
       new MutationObserver((found) => counts.push(found.length)).observe(content, { childList: true });
       for (const piece of ["# One\\n\\n", "two ", "three ", "four"]) shown.add(piece);
       const before = content.childElementCount;
