@@ -234,7 +234,7 @@ def _parameter_of(name: str) -> str:
 
 
 def _joined(piece: Tensor, dimension: int, size: int, group: dist.ProcessGroup) -> Tensor:
-    """Joins pieces that were cut as by ``torch.chunk``, without the milliseconds that DTensor takes for any tensor."""
+    """Joins pieces that were cut as by ``torch.chunk``, without DTensor's work in Python for each tensor."""
     piece = piece.detach().movedim(dimension, 0)
     each = -(-size // group.size())
     filled = torch.cat([piece, piece.new_empty(each - len(piece), *piece.shape[1:])])  # the last pieces may be shorter
