@@ -124,7 +124,7 @@ function odds(svg, data, at, on) {
 }
 
 function stationsOf(svg, data, at, chosen, on) {
-  const all = draw(svg, "g", { class: "stations" }), current = chosen.open ?? "embedding", every = Math.ceil(22 / (at.blocks[0]?.width || 22));
+  const all = draw(svg, "g", { class: "stations" }), current = chosen.open ?? "embedding", every = Math.ceil(22 / Math.min(22, ...at.blocks.map((block) => block.width)));
   for (const block of at.blocks) {
     const isWide = block.width > 90;
     if (isWide || block.layer % every === 0) draw(all, "text", { class: "block", x: block.x + block.width * 0.62, y: 14, "text-anchor": "middle" }, isWide ? `Block ${block.layer}` : block.layer);
