@@ -137,7 +137,7 @@ function stationsOf(svg, data, at, chosen, on) {
     draw(made, "rect", { x: station.x, y: TOP - 6, width: station.width, height: at.bottom - TOP + 8, rx: Math.min(6, station.width / 2), class: "body" });
     const label = { embedding: at.isNarrow ? "" : "Embedding", prediction: at.isNarrow ? "" : "Prediction" }[station.kind]
       ?? (station.block > 185 ? NAMES[station.kind] : "");
-    draw(made, "text", { x: station.x + station.width / 2, y: station.kind === "prediction" ? 14 : 32, "text-anchor": "middle" }, label);
+    draw(made, "text", { x: station.x + station.width / 2, y: station.kind === "prediction" && at.blocks.at(-1).width > 90 ? 14 : 32, "text-anchor": "middle" }, label);
     draw(made, "title", {}, `${station.name}${told}`);
     made.addEventListener("click", () => on.open?.(station.id === chosen.open ? null : station.id, station.layer));
     for (const event of ["pointerenter", "focus"]) made.addEventListener(event, () => on.point?.(station));
