@@ -33,7 +33,7 @@ def save_once(figure: Figure, path: Path) -> None:
 def curves_once(metrics: Sequence[Mapping[str, Any]], **options: bool) -> Figure:
     """As `training_curves`, but makes only the first figure of rows with such names and values: one, two or more."""
     counts = Counter(
-        (row.get("split"), name, type(value), isinstance(value, float) and math.isfinite(value))
+        (str(row.get("split")), name, type(value), isinstance(value, float) and math.isfinite(value))
         for row in metrics
         for name, value in row.items()
     )

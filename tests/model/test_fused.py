@@ -60,7 +60,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     for name, function in (
         ("_fused_losses", losses._losses_then_gradients_at_once),
         ("_fused_sums", losses._label_and_sum),
-        ("_fused_weighted_gradients", losses._weighted_gradients),
+        ("weighted_gradients", losses._weighted_gradients),
     ):
         monkeypatch.setattr(losses, name, compiled(function))
     yield sources
