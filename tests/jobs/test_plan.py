@@ -222,7 +222,7 @@ def test_a_step_on_pairs_reads_both_answers(base: Path, tmp_path: Path) -> None:
     done = in_process("plan", base, "--method", "dpo", *shared, *sizes, "training.precision=fp32")
     assert done.code == 0, done.out
     found = json.loads(done.out)
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.3)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.25)
 
 
 def test_examples_that_are_all_too_long_are_found(base: Path, tmp_path: Path) -> None:
@@ -307,7 +307,6 @@ def test_a_large_text_is_read_in_part(
     assert not found.ends
     assert any("% of the text was read" in words for words in found.assumed)
     monkeypatch.undo()
-    of_all = planned(config)
-    assert not of_all.assumed or all("of the text was read" not in words for words in of_all.assumed)
-    assert found.course is not None and of_all.course is not None
-    assert found.course.steps == pytest.approx(of_all.course.steps, rel=0.2)
+    outcome = train(config)
+    assert found.course is not None
+    assert found.course.steps == pytest.approx(outcome.steps, rel=0.2)

@@ -20,8 +20,7 @@ class MemoryParts:
 
     `activations` are those of a micro-batch with the gradients outside the blocks, `logits` what the loss needs, and
     `cache` the keys and values of answers that the model writes between steps. `reference` is a second model. Before
-    its first step the process takes as much as `preparation`, with the memory that the program keeps. A step of several
-    micro-batches `accumulates` gradients.
+    its first step the process takes as much as `preparation`, with the memory that the program keeps.
     """
 
     program: float
@@ -34,7 +33,6 @@ class MemoryParts:
     cache: float = 0.0
     reference: float = 0.0
     preparation: float = 0.0
-    accumulates: bool = False
 
     @property
     def state(self) -> float:
@@ -43,13 +41,8 @@ class MemoryParts:
 
     @property
     def tensors(self) -> float:
-        """The most that tensors take at a time: in a step, or while answers are written.
-
-        The backward pass of the first micro-batch frees the activations of a block when it has computed its gradients,
-        which the activations of a second micro-batch come on top of.
-        """
-        parts = self.gradients, self.activations
-        return self.state + max((sum(parts) if self.accumulates else max(parts)) + self.logits, self.cache)
+        """The most that tensors take at a time: in a step, or while answers are written."""
+        return self.state + max(self.gradients + self.activations + self.logits, self.cache)
 
     @property
     def peak(self) -> float:
@@ -59,7 +52,7 @@ class MemoryParts:
     def to_dict(self) -> dict[str, float]:
         """All parts, their tensors and the peak in bytes."""
         return {
-            **{part.name: getattr(self, part.name) for part in fields(self) if part.name != "accumulates"},
+            **{part.name: getattr(self, part.name) for part in fields(self)},
             "tensors": self.tensors,
             "peak": self.peak,
         }
@@ -103,7 +96,6 @@ def memory_parts(
         cache=cache,
         reference=reference,
         preparation=preparation,
-        accumulates=(training.micro_batch_size or training.global_batch_size) < training.global_batch_size,
     )
 
 
