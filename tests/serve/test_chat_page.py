@@ -14,7 +14,7 @@ from sheepop.checkpoint.model_cache import CachedModel
 from sheepop.serve.config import ServerConfig
 
 from .conftest import Live, model_of
-from .test_inside import BROWSER
+from .test_inside import chromium
 
 pytestmark = pytest.mark.system
 CODE = 'def spin(wool: str, turns=3):\n    return "<b>" * turns  # a comment\n'
@@ -78,13 +78,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def browser(live: Live) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium (chromium, chromium-browser or google-chrome)")
-    with playwright.sync_playwright() as tools:
-        found = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ from .conftest import KINDS, Live, Shelf, model_of, tiny_network
 httpx = pytest.importorskip("httpx")
 PROMPT = "</script>A\x1b[0m\nB"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("needs Chromium (chromium, chromium-browser or google-chrome)")
+    with playwright.sync_playwright() as tools:
+        found = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import KINDS, Live, model_of, tiny_network
-from .test_inside import BROWSER
+from .test_inside import chromium
 
 httpx = pytest.importorskip("httpx")
 TEXT = "The sheep"
@@ -98,13 +98,8 @@ def network(inside: Live) -> Transformer:
 @pytest.fixture(scope="module")
 def browser(network: Transformer) -> Iterator[Any]:
     # The network comes first: with Playwright a loop of events runs in this thread.
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium (chromium, chromium-browser or google-chrome)")
-    with playwright.sync_playwright() as tools:
-        found = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
