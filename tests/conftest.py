@@ -49,7 +49,6 @@ def pytest_xdist_auto_num_workers() -> int:
 
 # Files and folders whose tests take longest. Named first on pytest's command line, they would be sorted by name again.
 _LONGEST = (
-    "tests/serve/test_ray.py",
     "tests/parallel/test_launch.py",
     "tests/parallel/test_sharding.py",
     *(f"tests/{folder}/" for folder in ("parallel", "faults", "e2e", "jobs", "train", "serve", "generate", "parity")),

@@ -104,6 +104,7 @@ def test_the_script_for_slurm_starts_torchrun_on_every_machine(
     assert in_process("launch", "--engine", "slurm", "-n", "2", *options).out == "Submitted batch job 7\n"
 
 
+@pytest.mark.system
 def test_a_ray_cluster_runs_the_ranks_anew_when_one_is_killed(together: Together, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     run = tmp_path / "run"

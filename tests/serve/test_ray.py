@@ -25,10 +25,13 @@ from sheepop.serve.config import ServerConfig
 from ..two_nodes import processes_of, two_nodes
 from .conftest import WithTemplate, tiny
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("ray", "grpc_reflection")),
-    reason="Ray Serve is not installed: pip install 'sheepop[cluster]'",
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("ray", "grpc_reflection")),
+        reason="Ray Serve is not installed: pip install 'sheepop[cluster]'",
+    ),
+]
 
 SECONDS = 300.0  # a busy machine starts two nodes and two replicas in two minutes
 KEYS = [{"key": "key of all", "name": "all"}, {"key": "key of few", "name": "few", "requests_per_minute": 3}]

@@ -19,9 +19,12 @@ from sheepop.data.pipeline.engine import RayEngine, run_pass
 from ...command_line import Launcher
 from ...two_nodes import NODE, two_nodes
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sheepop[cluster]'"
-)
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'sheepop[cluster]'"
+    ),
+]
 
 NOT_COMPARED = {"build.json", "report.html", "checksums.json"}  # they hold times, or the hashes of files that do
 WORDS = [a + b for a in ("sheep", "stone", "river", "lamp", "field", "wind") for b in ("", "s", "fold", "side", "ward")]
