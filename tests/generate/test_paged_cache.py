@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sheepop.generate.paged_cache import PagedCache, block_manager
 from sheepop.generate.paged_kernels import KVBlocks, storing_kernel
 from sheepop.model import Transformer
 
+from ..command_line import Launcher
 from .conftest import SHARED, RoundedPass, rounded
 
 DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
@@ -169,3 +171,30 @@ def test_native_code_stores_what_torch_does(stored: torch.dtype) -> None:
     assert torch.equal(read_NKC[whole, 0], expected[whole])
     if blocks[0].scales is not None:
         assert not found[3:5].isfinite().any()
+
+
+# Memory that a process keeps after it was freed is no source of blocks: the allocator would write zeros all over it.
+BLOCKS_OF_A_RUN = """
+import torch
+from sheepop.core.device import keep_freed_memory
+from sheepop.generate.paged_kernels import zeros
+keep_freed_memory("cpu")
+freed, kept = torch.ones(25_000_000), torch.ones(1000)
+del freed
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+before = resident()
+blocks = [zeros((50, 1_000_000), torch.float16, torch.device("cpu")) for _ in range(8)]
+print(resident() - before, *(int(each[-1].count_nonzero()) for each in blocks))
+blocks[0][0] = 1
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_blocks_take_memory_where_they_are_written(launcher: Launcher) -> None:
+    ended = launcher.run(program=BLOCKS_OF_A_RUN)
+    assert ended.code == 0, ended.err
+    (before, *counts), (after,) = (list(map(int, line.split())) for line in ended.out.splitlines())
+    assert counts == [0] * 8
+    # Each count maps the zeros that it reads, 2 MB of 100; what is written is 2 MB, in pages of at most 2 MB.
+    assert before < 8 * 8_000_000 and 2_000_000 <= after - before < 8_000_000

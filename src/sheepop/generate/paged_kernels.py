@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,10 +118,15 @@ class KVBlocks:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that on a CPU take memory only where they are used: the system maps pages on the first write."""
-    if device.type != "cpu" or not math.prod(shape):
+    """Zeros that on a CPU take memory only where they are used: the system maps pages on the first write.
+
+    They have a mapping of their own, because an allocator that keeps freed memory would write zeros there.
+    """
+    count = math.prod(shape)
+    if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def grown(blocks: Tensor, count: int) -> Tensor:
