@@ -143,6 +143,8 @@ def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None
     falling = rows(gradient_noise=noise, gradient_signal=[10.0] * 8, learning_rate=[0.1] * 5 + [0.04] * 3)
     assert advice_of(falling) == []  # too few measurements are left
     assert causes(gradient_noise=[value / 2.5 for value in noise], gradient_signal=[10.0] * 8) == []
+    scattered = [0.0, 0.0, 60.0, -25.0, 70.0, -35.0, 0.0, -10.0]  # the mean is 10 again, but may be far larger
+    assert causes(gradient_noise=noise, gradient_signal=scattered) == []
     assert noise_scale_of(rows(gradient_noise=noise[:3], gradient_signal=[10.0] * 3)) is None
 
 

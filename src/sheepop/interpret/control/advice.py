@@ -17,9 +17,9 @@ RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size
 NEAR_LIMIT = 0.9
 """From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for one more."""
 _SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance; of a near limit, one more
-# Training stays at the edge of stability without harm (Cohen et al. 2021): steps go past the lowest loss along them, and
-# still lower it. Unstable steps turn after 1 / share of their length, so they raise the loss. Rows of older runs do not
-# have the share from which instability is certain.
+# Training stays at the edge of stability without harm (Cohen et al. 2021): steps go past the lowest loss, and lower it
+# all the same. Unstable steps turn after 1 / share of their length, so they raise it. Rows of older runs lack the share
+# from which instability is certain.
 _CERTAIN, _HARMLESS_TURN = 1.2, 1.0
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
@@ -128,7 +128,7 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
         return None
     last = rows[-1]
     size = last["batch_rows"]
-    if scale.low < _TIMES_TOO_SMALL * size:
+    if scale.low < size or scale.rows < _TIMES_TOO_SMALL * size:
         return None
     high = "no upper bound" if scale.high == math.inf else f"at most {scale.high:,.0f}"
     wanted = power_of_two(scale.low if scale.rows == math.inf else scale.rows)
