@@ -113,13 +113,15 @@ def test_a_matrix_that_begins_eight_times_as_long_is_named(trained: Trained, tmp
 
 
 def test_a_batch_four_times_too_small_is_named(trained: Trained) -> None:
-    path, _ = trained("training.schedule=constant")
-    scale = noise_scale_of([row for row in read_json_lines(path / "metrics.jsonl").rows if row["split"] == "analysis"])
-    assert scale is not None
-    size = max(2, round(scale.rows / 4))
+    """Rows of eight characters have much noise, so that a quarter of their noise scale is more than a few rows."""
     steps = ("training.schedule=constant", "training.max_steps=240", "training.eval_interval=240")
-    found = [advice for advice in trained(*steps, f"training.global_batch_size={size}")[1] if advice.cause == BATCH]
-    assert found and scale.rows / 3 < found[0].changes["training.global_batch_size"] < 3 * scale.rows
+    noisy = (*steps, "model.max_seq_len=8", "analysis.quantities=[noise]", "analysis.interval=5")
+    path, advice = trained(*noisy)
+    assert advice == []
+    scale = noise_scale_of([row for row in read_json_lines(path / "metrics.jsonl").rows if row["split"] == "analysis"])
+    assert scale is not None and scale.rows > 24
+    (found,) = trained(*noisy, f"training.global_batch_size={round(scale.rows / 4)}")[1]
+    assert found.cause == BATCH and scale.rows / 3 < found.changes["training.global_batch_size"] < 3 * scale.rows
 
 
 def test_the_recipe_of_a_diverging_run_names_its_cause_long_before_the_loss_shows_it(

@@ -166,6 +166,7 @@ def test_advice_is_tried_beside_the_run(configured: Callable[..., SheepOpConfig]
     assert "The advice helped: the held-out loss is -" in found.sentences()[-1]
     stored = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert [row["sharpness_share"] > 1 for row in stored["measured"]] == [True] * 6
+    assert json.loads((tmp_path / "run-advised" / "advice.json").read_text()) == stored
 
 
 def test_a_run_that_measured_nothing_has_no_advice(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class RunDirectory:
     samples_file = _Entry("samples.jsonl", "Texts that the model generated during training, one JSON object per line.")
     report = _Entry("report.html", "The report of the run, for a browser.")
     plan = _Entry("plan.html", "The plan of the run, if `sheepop plan` wrote it here, also before the run starts.")
+    advice = _Entry("advice.json", "The advice that the run tries, and the held-out losses with and without it.")
     plots = _Entry("plots", "Plots of the metrics.")
     profile = _Entry("profile", "Profiles of single steps.")
     stacks = _Entry("stacks", "Stack traces of all ranks, written when a step took too long.")

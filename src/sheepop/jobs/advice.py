@@ -11,6 +11,7 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.config import merge
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
+from sheepop.core.files import write_json
 from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import Advice, advice_of
 from sheepop.interpret.control.finding import Finding, columns, said
@@ -90,8 +91,8 @@ def advise(
 ) -> AdviceFinding:
     """The advice of the run at `run`; with `tries`, trains it again with the first advised change beside it.
 
-    The trial has the same data, seed and steps, and is kept in ``RUN-advised``. Raises `UsageError` for a path without
-    a run, a run without an analysis, or advice without a change to try.
+    The trial has the same data, seed and steps, and is kept in ``RUN-advised`` with its outcome, ``advice.json``.
+    Raises `UsageError` for a path without a run, a run without an analysis, or advice without a change to try.
     """
     require_no_result(output, AdviceFinding.verb, overwrite=overwrite)
     stored = find_resumable(run)
@@ -109,6 +110,8 @@ def advise(
             raise UsageError("There is no advised change of a setting to try.")
         trial = _try(run, stored, chosen, rows, overwrite, console or Console.silent())
     found = AdviceFinding((), measured, advice, trial)
+    if trial is not None:
+        write_json(RunDirectory(trial.run).advice, found.to_dict())
     if output is not None:
         write_finding(found, output)
     return found

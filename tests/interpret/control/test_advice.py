@@ -74,11 +74,29 @@ def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None
     assert found.changes == {"training.learning_rate": 0.5}
 
 
-def test_the_edge_of_stability_is_no_alarm_while_the_loss_falls_along_twice_the_step() -> None:
+def test_the_edge_of_stability_is_no_alarm_while_steps_lower_the_loss() -> None:
     edge = [0.7, 1.02, 1.03, 1.5, 1.05]
-    assert causes(sharpness_share=edge, turning_factor=[9.0, 4.0, 5.0, 1.5, 2.2]) == []
-    assert causes(sharpness_share=edge, turning_factor=[9.0, 1.5, 1.2, 1.1, 2.2]) == [RATE]
+    assert causes(sharpness_share=edge, turning_factor=[9.0, 1.4, 1.1, 0.9, 2.2]) == []
+    assert causes(sharpness_share=edge, turning_factor=[9.0, 1.5, 0.9, 0.8, 2.2]) == [RATE]
     assert causes(sharpness_share=[0.7, 1.3, 1.4, 1.5, 1.3], turning_factor=[9.0] * 5) == [RATE]
+
+
+@pytest.mark.parametrize(
+    ("certain", "share", "turn", "expected"),
+    [(2.0, 1.4, 3.0, []), (2.0, 2.1, 3.0, [RATE]), (None, 4.4, 3.0, []), (None, 4.4, 0.9, [RATE])],
+)
+def test_how_far_beyond_the_limit_is_certain_depends_on_the_optimizer(
+    certain: float | None, share: float, turn: float, expected: list[str]
+) -> None:
+    """Adam's scaling follows its gradients, and that of Muon follows at once, so that no share alone is certain."""
+    columns = {"sharpness_share": [share] * 4, "turning_factor": [turn] * 4, "sharpness_certain": [certain] * 4}
+    assert causes(**columns) == expected
+
+
+def test_a_harmful_stretch_is_found_behind_a_harmless_one() -> None:
+    columns = {"sharpness_share": [1.1] * 5, "turning_factor": [9.0, 9.0, 9.0, 0.9, 0.8]}
+    (found,) = advice_of(rows(**columns))
+    assert (found.cause, found.step) == (RATE, 40)
 
 
 def test_a_passed_stretch_is_named_with_its_end() -> None:
@@ -125,6 +143,8 @@ def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None
     falling = rows(gradient_noise=noise, gradient_signal=[10.0] * 8, learning_rate=[0.1] * 5 + [0.04] * 3)
     assert advice_of(falling) == []  # too few measurements are left
     assert causes(gradient_noise=[value / 2.5 for value in noise], gradient_signal=[10.0] * 8) == []
+    scattered = [0.0, 0.0, 60.0, -25.0, 70.0, -35.0, 0.0, -10.0]  # the mean is 10 again, but may be far larger
+    assert causes(gradient_noise=noise, gradient_signal=scattered) == []
     assert noise_scale_of(rows(gradient_noise=noise[:3], gradient_signal=[10.0] * 3)) is None
 
 

@@ -192,7 +192,7 @@ def test_repeat_chances_are_products_of_the_samplers_probabilities(model: Transf
             ids.append(token)
         return total
 
-    assert plain.chances == pytest.approx([expected(repeats, 0.5, 1.0) for repeats in (1, 2, 3)])
-    assert penalised.chances == pytest.approx([expected(repeats, 1.0, 1.3) for repeats in (1, 2, 3)])
-    odds = [chance / (1 - chance) for chance in plain.chances]
+    assert plain.by_repeats == pytest.approx([expected(repeats, 0.5, 1.0) for repeats in (1, 2, 3)])
+    assert penalised.by_repeats == pytest.approx([expected(repeats, 1.0, 1.3) for repeats in (1, 2, 3)])
+    odds = [chance / (1 - chance) for chance in plain.by_repeats]
     assert plain.gain == pytest.approx((odds[2] / odds[0]) ** 0.5)

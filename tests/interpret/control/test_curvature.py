@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -77,6 +78,11 @@ def test_products_and_eigenvalue_are_those_of_the_whole_hessian(settings: dict[s
     assert float(top) - found.residual <= found.value <= float(top) + 1e-12
     assert found.residual <= 0.02 * found.value
     assert torch.allclose(expected @ found.direction, found.value * found.direction, atol=2 * found.residual)
+
+
+def test_a_loss_that_is_not_finite_has_no_sharpness_and_ends_no_run() -> None:
+    found = largest_eigenvalue(lambda vector: vector / 0.0, torch.ones(3), iterations=5)
+    assert math.isnan(found.value) and math.isnan(found.residual) and found.iterations == 1
 
 
 def test_products_with_layer_norms_are_differences_of_gradients() -> None:
@@ -211,6 +217,31 @@ def test_muons_scaling_maps_the_momentum_to_its_update() -> None:
         assert torch.allclose(moved.float(), expected, atol=1e-4)
 
 
+def test_a_share_alone_is_certain_where_the_scaling_does_not_follow_the_gradient() -> None:
+    model = toy().float()
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    adam, muon = (taken(lambda weights, kind=kind: kind(weights, lr=RATE), model) for kind in (torch.optim.AdamW, Muon))
+    descent = torch.optim.SGD(matrices, lr=RATE)
+    assert [Scaling.of(model, [each]).certain for each in (descent, adam, muon)] == [1.2, 2.0, math.inf]
+    assert Scaling.of(model, [adam, muon]).certain == math.inf
+
+
+@pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW])
+def test_a_scaling_that_follows_the_gradient_ends_the_growth_that_plain_descent_has(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    """On a quadratic of any curvature, however far beyond a linear limit, the weight ends within some steps' length."""
+    lengths = []
+    for optimizer_of in (kind, torch.optim.SGD):
+        weight = nn.Parameter(torch.eye(2))
+        optimizer = optimizer_of([weight], lr=1e-2)
+        for _ in range(600):
+            weight.grad = 1e3 * weight.detach()
+            optimizer.step()
+        lengths.append(float(weight.detach().norm()))
+    assert lengths[0] < 0.5 and not lengths[1] < 1e9
+
+
 def test_an_optimizer_without_limit_or_state_is_refused() -> None:
     model = toy()
     with pytest.raises(UsageError, match="The limit of Lion is not known"):
@@ -224,6 +255,8 @@ def test_a_quadratic_turns_where_its_curvature_says(share: float, factor: float)
     """A step of rate r on a quadratic of curvature a lowers the loss until it is 2 / (r a) times as long."""
     curvature = share / RATE
     assert turning_factor(lambda way: (1 - way * RATE * curvature) ** 2) == pytest.approx(factor, rel=0.05)
+    found = StepResponse.of(lambda way: (1 - way * RATE * curvature) ** 2)
+    assert found.critical(RATE) == pytest.approx(curvature, rel=0.05)
 
 
 def test_the_turn_is_bounded() -> None:

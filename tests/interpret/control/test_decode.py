@@ -40,7 +40,7 @@ def bigrams(network: Build, chosen: int | None = None) -> Transformer:
 
 def test_a_changed_token_of_bigrams_moves_one_prediction_only(network: Build) -> None:
     """The divergence is exactly 0 after one step, and no rate can be told from a single number."""
-    found = decoded(bigrams(network), "abcdef").decay
+    found = decoded(bigrams(network), "abcdef").forced
     assert found.position == 3 and found.divergences[0] > 0.001
     assert set(found.divergences[1:]) == {0.0}
     assert found.rate is None and found.reach == 1
@@ -55,7 +55,7 @@ def test_the_forced_divergences_are_those_of_two_passes(network: Build) -> None:
         before = model(torch.tensor([text[:3]]))[0, -1].tolist()
         likeliest = max((each for each in others), key=lambda ids: before[ids[3]])
         logits = model(torch.tensor([text, likeliest]))
-    assert found.decay.divergences == pytest.approx(divergence(logits[0], logits[1])[3:].tolist())
+    assert found.forced.divergences == pytest.approx(divergence(logits[0], logits[1])[3:].tolist())
 
 
 def test_a_looping_sampler_is_found_and_named(network: Build) -> None:
@@ -81,6 +81,6 @@ def test_greedy_texts_with_equal_predictions_never_part(network: Build) -> None:
 
 def test_one_token_is_enough_and_a_full_context_is_refused(network: Build) -> None:
     found = decoded(network(), "a")
-    assert found.decay.position == 0 and len(found.decay.divergences) == 9
+    assert found.forced.position == 0 and len(found.forced.divergences) == 9
     with pytest.raises(UsageError, match="no text fits behind it"):
         decoded(network(), "a" * 31)

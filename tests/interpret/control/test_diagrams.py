@@ -8,10 +8,9 @@ import torch
 from sheepop.adapt.quantization import quantize
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import UsageError
-from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.comparison import compare_points
 from sheepop.interpret.control.diagram_drawing import Box, shortened
-from sheepop.interpret.control.diagrams import block_diagrams
+from sheepop.interpret.control.diagrams import ClosedLoop, block_diagrams, forward_map
 from sheepop.interpret.control.jacobian import Jacobian, singular_values
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.model import ModelConfig, build_model

@@ -119,7 +119,7 @@ def test_intervals_contain_the_true_gain_as_often_as_they_say() -> None:
 
 @pytest.mark.parametrize(("count", "quantile"), [(4, 3.182), (8, 2.365), (16, 2.131)])
 def test_intervals_use_the_quantiles_of_students_distribution(count: int, quantile: float) -> None:
-    samples = [100.0 + (-1) ** place for place in range(count)]
+    samples = torch.tensor([100.0 + (-1) ** place for place in range(count)])
     deviation = math.sqrt(count / (count - 1))
     found = Interval.of_root(samples)
     assert found.high**2 - 100 == pytest.approx(quantile * deviation / math.sqrt(count), rel=0.01)

@@ -24,8 +24,8 @@ def test_each_token_has_the_numbers_of_its_own_passes_and_the_last_those_of_deco
     whole = Analyses(model, tokenizer).decode(PROMPT, settings, length=8)
     prompt = tokenizer.encode(PROMPT)
     assert [*prompt, *(row.token_id for row in rows)] == list(whole.token_ids)
-    behind = len(prompt) - 1 - whole.decay.position
-    assert [row.divergence for row in rows] == pytest.approx(list(whole.decay.divergences[behind:-1]), rel=1e-4)
+    behind = len(prompt) - 1 - whole.forced.position
+    assert [row.divergence for row in rows] == pytest.approx(list(whole.forced.divergences[behind:-1]), rel=1e-4)
     assert (rows[-1].again, rows[-1].gain) == (whole.chances[0].last, whole.chances[0].gain)
     changed = [*prompt[:4], _runner_up(model, prompt), *prompt[5:]]
     equal = 1.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -17,9 +17,10 @@ RATE, LAYER, BATCH, SCORES, HEADS, UNITS = "learning rate", "layer", "batch size
 NEAR_LIMIT = 0.9
 """From this share of its limit on, a rate is near it. Small batches look sharper, so advice waits for one more."""
 _SEVERAL = 2  # measurements in a row must show the same, because one of them may be chance; of a near limit, one more
-# Training stays at the edge of stability without harm (Cohen et al. 2021). There a rate is named only if the loss turns
-# before twice the step, so that the step goes past the lowest loss along it.
-_SURELY, _HARMLESS_TURN = 1.2, 2.0
+# Training stays at the edge of stability without harm (Cohen et al. 2021): steps go past the lowest loss, and lower it
+# all the same. Unstable steps turn after 1 / share of their length, so they raise it. Rows of older runs lack the share
+# from which instability is certain.
+_CERTAIN, _HARMLESS_TURN = 1.2, 1.0
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 _TIMES_TOO_SMALL = 2.0
@@ -45,14 +46,7 @@ class Advice:
 def advice_of(rows: Sequence[Row]) -> list[Advice]:
     """What to change about a run with these rows of metrics; empty if nothing is wrong."""
     measured = [row for row in rows if row.get("split") == "analysis"]
-    found = (
-        _rate(measured),
-        _unlike(measured),
-        _batch(measured),
-        _scores(measured),
-        _heads(measured),
-        _units(measured),
-    )
+    found = (seek(measured) for seek in (_rate, _unlike, _batch, _scores, _heads, _units))
     return [advice for advice in found if advice is not None]
 
 
@@ -74,15 +68,12 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
     key = "sharpness_share"
-    streak = _streak(rows, key, 1.0) or _streak(rows, key, NEAR_LIMIT, count=_SEVERAL + 1)
+    streak = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
     if not streak:
         return None
     # The middle one, because single batches may be far sharper.
     first, middle = streak[0], sorted(streak, key=lambda row: float(row["sharpness_share"]))[len(streak) // 2]
     share, layer = middle["sharpness_share"], str(middle["sharpest"])
-    turns = sorted(turn for row in streak if (turn := number(row.get("turning_factor"))) is not None)
-    if share < _SURELY and turns and turns[len(turns) // 2] >= _HARMLESS_TURN:
-        return None
     evidence = (
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is "
         f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
@@ -98,6 +89,12 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
         entry = f"training.layers=[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}]"
         return Advice(LAYER, first["step"], f"{found}: lower its rate by {entry}, or {slower}.", changes)
     return Advice(RATE, first["step"], f"{found}: lengthen the warm-up, or {slower}.", changes)
+
+
+def _is_harmful(row: Row) -> bool:
+    """Whether a rate near its limit, or beyond it, is too high: its step raises the loss, or instability is certain."""
+    certain, turn = number(row.get("sharpness_certain", _CERTAIN)), number(row.get("turning_factor"))
+    return turn is None or turn < _HARMLESS_TURN or (certain is not None and row["sharpness_share"] >= certain)
 
 
 def _unlike(rows: Sequence[Row]) -> Advice | None:
@@ -131,7 +128,7 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
         return None
     last = rows[-1]
     size = last["batch_rows"]
-    if scale.low < _TIMES_TOO_SMALL * size:
+    if scale.low < size or scale.rows < _TIMES_TOO_SMALL * size:
         return None
     high = "no upper bound" if scale.high == math.inf else f"at most {scale.high:,.0f}"
     wanted = power_of_two(scale.low if scale.rows == math.inf else scale.rows)
@@ -144,16 +141,28 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
 
 
 def _scores(rows: Sequence[Row]) -> Advice | None:
-    streak = _streak(rows, "attention_logit", _LARGE_SCORE)
+    words = (
+        "Scores of {attention_logit_at} reach {attention_logit:,.0f} {when}, so that its attention is all or nothing "
+        "and learns no more: set model.qk_norm to head, or lower the rate of this layer by an entry of training.layers."
+    )
+    return _lasting(rows, "attention_logit", _LARGE_SCORE, Advice(SCORES, 0, words, {"model.qk_norm": "head"}))
+
+
+def _units(rows: Sequence[Row]) -> Advice | None:
+    words = (
+        "{dead_units:.0%} of the units of {dead_units_at} are 0 on all tokens {when}: lower training.learning_rate, or "
+        "choose an activation that is not flat below 0, such as gelu or swiglu."
+    )
+    return _lasting(rows, "dead_units", _MANY_UNITS, Advice(UNITS, 0, words, {"training.learning_rate": 0.5}))
+
+
+def _lasting(rows: Sequence[Row], key: str, least: float, advice: Advice) -> Advice | None:
+    """The advice with the step and the numbers of a stretch whose `key` is at least `least`; None if there is none."""
+    streak = _streak(rows, key, least)
     if not streak:
         return None
-    last = streak[-1]
-    words = (
-        f"Scores of {last['attention_logit_at']} reach {last['attention_logit']:,.0f} {_when(streak, rows)}, "
-        f"so that its attention is all or nothing and learns no more: set model.qk_norm to head, "
-        "or lower the rate of this layer by an entry of training.layers."
-    )
-    return Advice(SCORES, streak[0]["step"], words, {"model.qk_norm": "head"})
+    words = advice.words.format(**streak[-1], when=_when(streak, rows))
+    return replace(advice, step=streak[0]["step"], words=words)
 
 
 def _heads(rows: Sequence[Row]) -> Advice | None:
@@ -168,19 +177,6 @@ def _heads(rows: Sequence[Row]) -> Advice | None:
     return Advice(HEADS, rows[-1]["step"], words, {})
 
 
-def _units(rows: Sequence[Row]) -> Advice | None:
-    streak = _streak(rows, "dead_units", _MANY_UNITS)
-    if not streak:
-        return None
-    last = streak[-1]
-    words = (
-        f"{last['dead_units']:.0%} of the units of {last['dead_units_at']} are 0 on all tokens {_when(streak, rows)}: "
-        f"lower training.learning_rate, or choose an activation that is not flat below 0, such "
-        "as gelu or swiglu."
-    )
-    return Advice(UNITS, streak[0]["step"], words, {"training.learning_rate": 0.5})
-
-
 def _in_words(layer: str) -> str:
     """A block, or a module outside the blocks, as `layer_of` names it, in words."""
     _, _, number = layer.rpartition("blocks.")
@@ -193,10 +189,17 @@ def _matrix(row: Row) -> str:
     return "" if place is None or share is None else f", and {share:.0%} in {place} alone"
 
 
-def _streak(rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL) -> list[Row]:
-    """The first stretch of `count` rows or more whose `key` is at least `least`; empty if there is none."""
+def _streak(
+    rows: Sequence[Row],
+    key: str,
+    least: float,
+    count: int = _SEVERAL,
+    holds: Callable[[Row], bool] = lambda row: True,
+) -> list[Row]:
+    """The first stretch of `count` rows or more that hold and have a `key` of at least `least`; empty if none has."""
     measured = [row for row in rows if number(row.get(key)) is not None]
-    stretches = (list(found) for is_high, found in groupby(measured, lambda row: row[key] >= least) if is_high)
+    grouped = groupby(measured, lambda row: row[key] >= least and holds(row))
+    stretches = (list(found) for is_high, found in grouped if is_high)
     return next((found for found in stretches if len(found) >= count), [])
 
 

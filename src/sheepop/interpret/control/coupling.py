@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Survival:
     still equal. It is that before the sampler removes unlikely tokens, which would make it infinite.
     """
 
+    derived: ClassVar[tuple[str, ...]] = ("length",)
     equal: Sequence[float]
     error: Sequence[float]
     divergence: Sequence[float]

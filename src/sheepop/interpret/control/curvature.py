@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.core.errors import UsageError
+from sheepop.interpret.control.jacobian import Basis, bidiagonal
 from sheepop.model import IGNORE_INDEX, Transformer
 from sheepop.model.probe import Observer, named_probes, watch
 from sheepop.train.optimizers.adafactor import RowAdagrad
@@ -106,7 +107,8 @@ class Scaling:
     """``D^(1/2)`` of the parameters that an analysis moves: those of optimizers with a known limit.
 
     `names` and `parameters` are in the same order as `roots`. `limit` is the largest stable eigenvalue of the first
-    optimizer's own preconditioned Hessian, at its rate; `left_out` names parameters that the analysis keeps fixed.
+    optimizer's own preconditioned Hessian, at its rate; `left_out` names parameters that the analysis keeps fixed. From
+    the share `certain` of the limit on, a run is unstable; below it may stay at the edge of stability without harm.
     """
 
     names: Sequence[str]
@@ -114,6 +116,7 @@ class Scaling:
     roots: Sequence[Root]
     limit: float
     left_out: Sequence[str] = ()
+    certain: float = math.inf
 
     @classmethod
     def of(cls, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Scaling:
@@ -124,6 +127,7 @@ class Scaling:
         names = {parameter: name for name, parameter in model.named_parameters()}
         found: list[tuple[str, Tensor, Root]] = []
         limits: list[float] = []
+        certain: list[float] = []
         left_out: list[str] = []
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -139,13 +143,14 @@ class Scaling:
                         found.append((names[parameter], parameter, root))
                         # In units of the run's rate, which the group multiplies by its factor.
                         limits.append(limit * group.get("learning_rate_factor", 1.0))
+                        certain.append(next(share for kind, share in _CERTAIN if isinstance(optimizer, kind)))
         if not found:
             raise UsageError(
                 "The optimizer has no state yet, or its learning rate is 0, so there is no step to measure. Take a "
                 "checkpoint from after the first steps and before the rate ends at 0, with its folder state/."
             )
         own, parameters, roots = zip(*found, strict=True)
-        return cls(own, parameters, roots, limits[0], left_out)
+        return cls(own, parameters, roots, limits[0], left_out, max(certain))
 
     def __call__(self, vector: Tensor) -> Tensor:
         """``D^(1/2)`` times a vector (P,)."""
@@ -159,6 +164,15 @@ class Scaling:
         squares = torch.stack([part.square().sum() for part in parts])
         shares = dict(zip(self.names, (squares / squares.sum()).tolist(), strict=True))
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+# A scaling that follows the gradient ends the growth beyond the limit: that of Adam within 1 / (1 - b2) steps, because
+# larger gradients make it smaller (Cohen et al. 2022), and that of Muon at once, because its steps have one length.
+_CERTAIN: Sequence[tuple[type[torch.optim.Optimizer], float]] = (
+    (Muon, math.inf),
+    (torch.optim.Adam, 2.0),
+    (torch.optim.SGD, 1.2),
+)
 
 
 def _split(vector: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -265,27 +279,21 @@ def largest_eigenvalue(
     """The largest eigenvalue of `apply` from a vector `start` (P,), by Lanczos with full orthogonalisation.
 
     It ends when the residual is below `tolerance` times the value, or after `iterations` products (Golub and Van Loan,
-    section 10.1). It keeps one vector for each product.
+    section 10.1). It keeps one vector for each product. Where a product is not finite, the value is NaN.
     """
-    basis = [start / start.norm()]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    most = min(iterations, len(start))
+    basis = Basis(start, most + 1)
+    basis.add(start, 0.0)
+    diagonal, beside = list[float](), list[float]()
     while True:
-        product = apply(basis[-1])
-        diagonal.append(product @ basis[-1])
-        for _ in range(2):  # twice is enough for full precision
-            for vector in basis:
-                product = product - (product @ vector) * vector
-        rest = product.norm()
-        tridiagonal = torch.diag(torch.stack(diagonal))
-        if beside:
-            off = torch.diag(torch.stack(beside), 1)
-            tridiagonal = tridiagonal + off + off.mT
-        values, vectors = torch.linalg.eigh(tridiagonal)
-        value, residual = values[-1], (rest * vectors[-1, -1]).abs()
-        ends = len(basis) in (iterations, len(start)) or not bool(residual > tolerance * value.abs())
-        if ends:
-            direction = torch.stack(basis, -1) @ vectors[:, -1]
-            return Extreme(float(value), float(residual), len(basis), direction)
-        basis.append(product / rest)
+        direction = basis.last
+        product = apply(direction)
+        diagonal.append(float(product @ direction))
+        rest = basis.add(product, max(map(abs, diagonal)))
+        if not math.isfinite(diagonal[-1] + rest):
+            return Extreme(math.nan, math.nan, len(diagonal), direction)
+        values, vectors = torch.linalg.eigh(bidiagonal(diagonal, beside), UPLO="U")
+        value, residual = float(values[-1]), rest * abs(float(vectors[-1, -1]))
+        if len(diagonal) == most or not residual > tolerance * abs(value):
+            return Extreme(value, residual, len(diagonal), basis.combined(vectors[:, -1]))
         beside.append(rest)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from statistics import linear_regression
+from typing import ClassVar
 
 import torch
 
@@ -15,11 +16,12 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.warping import warped
-from sheepop.interpret.control.coupling import Survival, divergence, survival
-from sheepop.interpret.control.finding import Finding, columns, data_of, said
+from sheepop.interpret.control.coupling import Survival, coincidence, divergence, survival
+from sheepop.interpret.control.finding import Finding, columns
 from sheepop.interpret.control.lyapunov import Exponent, SoftLoop, lyapunov_exponent
-from sheepop.interpret.control.operating_point import plain_copy
+from sheepop.interpret.control.operating_point import OperatingPoint, plain_copy
 from sheepop.interpret.control.repetition import (
+    Entropy,
     Loop,
     RepeatChances,
     entropy_and_slope,
@@ -63,43 +65,48 @@ class ForcedDecay:
 class Decode(Finding):
     """The closed loop of generation at a prompt; the fields' classes say what each part is.
 
-    `exponent` is None if there is no soft loop.
-
-    `chances` are those of one more repeat of `phrase`: with the settings asked for, then with other temperatures and
-    penalties. `entropies` are (temperature, mean entropy in nats, slope) over the positions of the text.
+    `lyapunov` is None if there is no soft loop. `chances` are those of one more repeat of `phrase`: with the settings
+    asked for, then with other temperatures and penalties.
     """
 
     verb: ClassVar[str] = "decode"
+    derived: ClassVar[tuple[str, ...]] = ("is_looping", "repeats")
+    left_out: ClassVar[tuple[str, ...]] = ("settings", "loop")
     token_ids: Sequence[int]
     text: str
     phrase: str
     settings: GenerationConfig
-    decay: ForcedDecay
+    forced: ForcedDecay
     survival: Survival
-    exponent: Exponent | None
+    lyapunov: Exponent | None
     loop: Loop | None
     chances: Sequence[RepeatChances]
-    entropies: Sequence[tuple[float, float, float]]
+    entropies: Sequence[Entropy]
 
     @property
     def is_looping(self) -> bool:
         """Whether the text repeats itself and each repeat is more likely than not."""
         return self.loop is not None and self.chances[0].last >= _EVEN
 
+    @property
+    def repeats(self) -> int | None:
+        """How often the text repeats a phrase at its end; None if it does not."""
+        return None if self.loop is None else self.loop.repeats
+
     def table(self) -> list[str]:
         """The KL and the survival by token, the chances of a repeat, and the entropies."""
-        count = max(len(self.decay.divergences), len(self.survival.equal))
+        count = max(len(self.forced.divergences), len(self.survival.equal))
         by_token = []
         for step in range(min(count, 12)):
             cells = [str(step)]
-            for values in (self.decay.divergences, self.survival.equal, self.survival.divergence):
+            for values in (self.forced.divergences, self.survival.equal, self.survival.divergence):
                 cells.append(f"{values[step]:.3g}" if step < len(values) else "")
             by_token.append(cells)
         repeats = [
             [f"{each.temperature:g}", f"{each.repetition_penalty:g}", f"{each.last:.3f}", f"{each.gain:.3g}"]
             for each in self.chances
         ]
-        entropies = [[f"{t:g}", f"{entropy:.3f}", f"{slope:.3f}"] for t, entropy, slope in self.entropies]
+        entropies = [[f"{each.temperature:g}", f"{each.entropy:.3f}", f"{each.slope:.3f}"] for each in self.entropies]
         return [
             *columns(("Token", "KL, same text", "still equal", "KL while equal"), by_token),
             "",
@@ -111,8 +118,8 @@ class Decode(Finding):
     def sentences(self) -> list[str]:
         """How far the change reaches, how soon sampled texts part, and whether the sampler loops."""
         lines = [self._decay_words(), self._survival_words()]
-        if self.exponent is not None:
-            found = self.exponent
+        if self.lyapunov is not None:
+            found = self.lyapunov
             fate = "fade" if found.value < 0 else "grow"
             lines.append(
                 f"Small changes of the soft loop {fate}: its Lyapunov exponent is {found.value:.3f} +- "
@@ -121,7 +128,7 @@ class Decode(Finding):
         return [*lines, self._loop_words()]
 
     def _decay_words(self) -> str:
-        decay, tokens = self.decay, counted(len(self.decay.divergences), "prediction")
+        decay, tokens = self.forced, counted(len(self.forced.divergences), "prediction")
         words = f"Another token at position {decay.position} moves {decay.reach} of {tokens} by more than rounding"
         if decay.rate is None:
             return f"{words}."
@@ -163,37 +170,13 @@ class Decode(Finding):
         )
         return f"{words} With {setting} the probability is {cure.last:.2g}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
-        numbers = {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "forced": data_of(self.decay),
-            "survival": {**data_of(self.survival), "length": self.survival.length},
-            "lyapunov": data_of(self.exponent),
-            "is_looping": self.is_looping,
-            "phrase": self.phrase,
-            "repeats": None if self.loop is None else self.loop.repeats,
-            "chances": [
-                {
-                    "temperature": each.temperature,
-                    "repetition_penalty": each.repetition_penalty,
-                    "by_repeats": list(each.chances),
-                    "gain": each.gain,
-                }
-                for each in self.chances
-            ],
-            "entropies": [{"temperature": t, "entropy": h, "slope": slope} for t, h, slope in self.entropies],
-        }
-        return said(self, numbers)
-
     def pictures(self) -> Iterator[Picture]:
         """The decay of a change in a fixed text, and the survival of two sampled ones."""
         figure, axes = panel(7, 4, "What a changed token does to the next ones")
-        values = [max(each, 1e-16) for each in self.decay.divergences]
+        values = [max(each, 1e-16) for each in self.forced.divergences]
         axes.plot(range(len(values)), values, color=TRAIN, marker="o", markersize=3, label="KL in the same text")
-        if self.decay.floor:
-            axes.axhline(self.decay.floor, color=TRAIN, linestyle="--", linewidth=1, label="rounding")
+        if self.forced.floor:
+            axes.axhline(self.forced.floor, color=TRAIN, linestyle="--", linewidth=1, label="rounding")
         axes.set(xlabel="Tokens after the change", ylabel="Nats", yscale="log")
         beside = axes.twinx()
         beside.plot(range(1, len(self.survival.equal) + 1), self.survival.equal, color=VALIDATION, label="still equal")
@@ -250,7 +233,7 @@ def decode(
     entropies = []
     for temperature in sorted({*TEMPERATURES, settings.temperature} - {0.0}):
         entropy_T, slope_T = entropy_and_slope(logits_TV, temperature)
-        entropies.append((temperature, float(entropy_T.mean()), float(slope_T.mean())))
+        entropies.append(Entropy(temperature, float(entropy_T.mean()), float(slope_T.mean())))
     decay, exponent, more = _exactly(model, text, [*changed, *written.token_ids], position, settings, generator, length)
     return Decode(
         (*notes, *more),
@@ -327,11 +310,61 @@ def _forced(
     found = divergence(logits[0], logits[1])[position:].tolist()
     floor = float(floor_T.max()) if logits.dtype != torch.float64 else 0.0
     visible = [(step, math.log(each)) for step, each in enumerate(found) if each > max(_ABOVE_FLOOR * floor, 1e-30)]
-    rate = _slope(visible) if len(visible) >= 3 else None
+    rate = linear_regression(*zip(*visible, strict=True)).slope if len(visible) >= 3 else None
     return ForcedDecay(position, found, floor, rate)
 
 
-def _slope(points: Sequence[tuple[int, float]]) -> float:
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+@dataclass(frozen=True)
+class WrittenToken:
+    """A written token, and the loop at the moment when it was drawn.
+
+    `entropy` in nats is that of the prediction at the temperature of the settings (1 if greedy). `divergence` is the KL
+    in nats from it to the prediction after the changed prompt and the same text, as in `Decode.forced`. `equal` is the
+    probability that a text that is drawn after the changed prompt with the same random numbers is the same up to here;
+    its mean over texts is `Survival.equal`. `again` is the probability that `phrase`, which the text repeats or ends
+    with, follows once more, and `gain` the factor by which each repeat multiplies its odds; see `RepeatChances`.
+    """
+
+    token_id: int
+    text: str
+    entropy: float
+    divergence: float
+    equal: float
+    phrase: str
+    again: float
+    gain: float
+
+
+def written_tokens(
+    point: OperatingPoint, settings: GenerationConfig, *, length: int = 48, seed: int = 0
+) -> Iterator[WrittenToken]:
+    """Writes the text that `decode` analyses, and yields its tokens as they are measured.
+
+    One token of the prompt is changed as in `decode`; penalties are left out of `entropy` and `equal`. Raises
+    `UsageError` for a prompt that leaves no room for at least two tokens.
+    """
+    model, tokenizer, prompt = point.model, point.trace.tokenizer, point.trace.token_ids
+    length = room_behind(model, prompt, length)
+    texts = torch.tensor([prompt, changed_prompt(model, prompt)[0]], device=model.device)
+    config = settings.replace(max_new_tokens=length, seed=seed)
+    (whole,) = Generator(model, tokenizer).generate([list(prompt)], config)
+    equal = 1.0
+    for count, token_id in enumerate(whole.token_ids, 1):
+        with torch.no_grad():
+            logits_BV = model(texts, logits_to_keep=1)[:, -1]
+            entropy, _ = entropy_and_slope(logits_BV[0], settings.temperature or 1.0)
+            p, q = (each.double().softmax(-1) for each in warped(logits_BV, [settings] * 2))
+        equal *= float(coincidence(p, q)[token_id] / p[token_id]) if p[token_id] > 0 else 0.0
+        texts = torch.cat((texts, texts.new_full((2, 1), token_id)), 1)
+        phrase, repeats = repeated_phrase(model, prompt, whole.token_ids[:count])
+        (chances,) = repeat_chances(model, prompt, phrase, [settings], repeats)
+        yield WrittenToken(
+            token_id,
+            tokenizer.decode([token_id]),
+            float(entropy),
+            float(divergence(*logits_BV)),
+            equal,
+            tokenizer.decode(phrase),
+            chances.last,
+            chances.gain,
+        )

@@ -2,22 +2,28 @@
 
 The steps follow those by which a control system is reduced (Nise, "Control Systems Engineering", chapter 5): boxes in
 series become one, and a loop with forward map G and feedback H becomes ``(I + G H)^-1 G``.
+
+A pass has no path back: a block reads lower layers and earlier positions only. A loop exists where a chosen token is
+read again. G maps the vectors u_i at the input to the expected vectors y_i of the next tokens,
+``y_i = E^T softmax(z_i)`` with the embedding E. H feeds them back one position later: ``u = r - H y``, where
+``(H y)_i = -y_(i-1)`` behind the prompt. So ``y = (I + G H)^-1 G r``. Shapes: T tokens, D d_model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
-from sheepop.interpret.control.closed_loop import ClosedLoop, forward_map
 from sheepop.interpret.control.diagram_drawing import Box, draw_block, draw_reduction, shortened
 from sheepop.interpret.control.finding import PromptFinding
 from sheepop.interpret.control.gains import Gain, gain_of, parts_of_block
+from sheepop.interpret.control.jacobian import Jacobian, LinearMap, Product
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture
 from sheepop.model import ModelConfig
@@ -102,6 +108,58 @@ class BlockDiagrams(PromptFinding):
         yield draw_block(self.layer, self.layout, boxes)
 
 
+def forward_map(point: OperatingPoint) -> Jacobian:
+    """G at an operating point, (T, D) to (T, D).
+
+    Positions and n-grams are those of the pass, because they are added to the vectors of tokens.
+    """
+    model = point.model
+
+    def function(x_TD: Tensor) -> Tensor:
+        p_TV = point.logits(point.run(0, point.num_layers, x_TD[None])[-1])[0].softmax(-1)
+        expected_TD = p_TV @ model.embedding.weight * model.embedding_scale
+        return expected_TD if model.embedding_norm is None else model.embedding_norm(expected_TD)
+
+    return point.derivative(function, point.states[0])
+
+
+class ClosedLoop:
+    """The map ``(I + G H)^-1 G``, where the outputs before the positions from `first_fed` on are fed back.
+
+    G never maps a position to an earlier one, and H maps to the next one. So a change passes H at most T - `first_fed`
+    times, and the series ``G - G H G + ...`` is exact after as many terms.
+    """
+
+    def __init__(self, forward: Jacobian, first_fed: int) -> None:
+        self.point, self.value = forward.point, forward.value
+        self._forward, self._first = forward, first_fed
+
+    @property
+    def num_passes(self) -> int:
+        """How often a change can go round the loop: the number of positions that are fed."""
+        return len(self.point) - self._first
+
+    def jvp(self, tangent: Tensor) -> Tensor:
+        """Returns the change of y for a change of r."""
+        return self._summed(self._forward.jvp, tangent)
+
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        """Returns the transposed map of a change of y."""
+        return self._summed(self._forward.vjp, cotangent, is_transposed=True)
+
+    def _summed(self, product: Product, vector: Tensor, *, is_transposed: bool = False) -> Tensor:
+        """The series of G, or of its transposed map, where each term is fed one position on, or back."""
+        total = term = product(vector)
+        read, chosen = slice(self._first, None), slice(self._first - 1, -1)
+        source, target = (read, chosen) if is_transposed else (chosen, read)
+        for _ in range(self.num_passes):
+            fed = torch.zeros_like(term)
+            fed[target] = term[source]
+            term = product(fed)
+            total = total + term
+        return total
+
+
 def _box(name: str, gain: Gain, unit: str = "") -> Box:
     return Box(name, f"largest {gain.largest:.3g}, typical {gain.typical.value:.3g}{unit and f' {unit}'}")
 
@@ -120,7 +178,7 @@ def block_diagrams(
     loop = ClosedLoop(open_loop, point.num_tokens)
     config = point.model.config
 
-    def measured(name: str, map_: Any) -> Gain:
+    def measured(name: str, map_: LinearMap) -> Gain:
         return gain_of(name, map_, _STEPS, probes, seed)
 
     last = point.derivative(

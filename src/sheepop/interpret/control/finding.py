@@ -16,10 +16,14 @@ from sheepop.interpret.pictures import Picture
 
 @dataclass(frozen=True, eq=False)
 class Finding(ABC):
-    """The result of an analysis. `notes` are sentences about what was done to the model before."""
+    """The result of an analysis. `notes` are sentences about what was done to the model before.
+
+    `derived` names properties that `to_dict` has beside the fields, and `left_out` fields that it has not.
+    """
 
     verb: ClassVar[str]
     derived: ClassVar[tuple[str, ...]] = ()
+    left_out: ClassVar[tuple[str, ...]] = ()
     notes: tuple[str, ...]
 
     @abstractmethod
@@ -35,9 +39,8 @@ class Finding(ABC):
         yield from ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and the properties named in `derived`, as plain data; ``--json`` prints it."""
-        names = (*(field.name for field in fields(self)), *self.derived)
-        return said(self, {name: data_of(getattr(self, name)) for name in names})
+        """All numbers as plain data; ``--json`` prints it."""
+        return said(self, {name: each for name, each in data_of(self).items() if name not in self.left_out})
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +62,14 @@ def said(finding: Finding, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_of(value: Any) -> Any:
-    """Plain data of tensors, tuples, mappings and dataclasses; fields whose names end in ``direction`` are left out."""
+    """Plain data of tensors, tuples, mappings and dataclasses, with the properties that a class names in `derived`.
+
+    Fields whose names end in ``direction`` are left out.
+    """
     if isinstance(value, Tensor):
         return value.tolist()
     if is_dataclass(value):
-        names = (field.name for field in fields(value))
+        names = (*(field.name for field in fields(value)), *getattr(value, "derived", ()))
         return {name: data_of(getattr(value, name)) for name in names if not name.endswith("direction")}
     if isinstance(value, Mapping):
         return {name: data_of(each) for name, each in value.items()}

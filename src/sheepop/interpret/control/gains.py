@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from sheepop.interpret.control.jacobian import (
     Interval,
     LinearMap,
     Spectrum,
-    signs,
+    probed,
     singular_values,
     typical_gain,
 )
@@ -239,14 +239,8 @@ def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
     """The typical gains from the embeddings to the stream behind each block."""
     stacked = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
     size = point.states[0].numel()
-    squares = torch.stack(
-        [
-            stacked.jvp(signs(point.states[0], seed, "reached", probe)).double().square().sum((1, 2)) / size
-            for probe in range(probes)
-        ],
-        1,
-    )
-    return [Interval.of_root(row) for row in squares.tolist()]
+    found = [each.sum((1, 2)) / size for each in probed(stacked.jvp, point.states[0], probes, seed, "reached")]
+    return [Interval.of_root(squares) for squares in torch.stack(found, 1)]
 
 
 def _in_nats(point: OperatingPoint, probes: int, seed: int) -> Tensor:
@@ -255,8 +249,9 @@ def _in_nats(point: OperatingPoint, probes: int, seed: int) -> Tensor:
     with torch.enable_grad():
         streams = [first, *point.run(0, point.num_layers, first)]
         value = point.read_in_nats(streams[-1][0, -1:])
-    squares = torch.zeros(point.states.shape[:2], dtype=torch.float64)
-    for probe in range(probes):
-        pulled = torch.autograd.grad(value, streams, signs(value, seed, "nats", probe), retain_graph=True)
-        squares += torch.cat([each.double().square().sum(-1) for each in pulled]).cpu()
-    return (squares / probes / first.shape[-1]).sqrt()
+
+    def pulled(cotangent: Tensor) -> Tensor:
+        return torch.cat(torch.autograd.grad(value, streams, cotangent, retain_graph=True))
+
+    squares = sum(each.mean(-1).cpu() for each in probed(pulled, value, probes, seed, "nats"))
+    return cast("Tensor", squares / probes).sqrt()

@@ -15,7 +15,7 @@ from torch import Tensor
 from sheepop.core.facts import visible_line
 from sheepop.interpret.control.drawing import heat_map
 from sheepop.interpret.control.finding import PromptFinding, columns
-from sheepop.interpret.control.jacobian import Interval, LinearMap, signs
+from sheepop.interpret.control.jacobian import LinearMap, probed, root_intervals
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 from sheepop.interpret.trace import Trace
@@ -117,20 +117,18 @@ def influences(
     They are those of all outputs i, or of `rows`. For a random cotangent u of row i with covariance 1,
     ``E |J_ij^T u|^2 = |J_ij|_F^2``.
     """
-    rows = range(len(jacobian.value)) if rows is None else rows
-    found = torch.zeros(len(rows), len(jacobian.point), dtype=torch.float64)
-    error = torch.zeros_like(found)
-    for place, row in enumerate(rows):
-        squares = []
-        for probe in range(probes):
-            cotangent = torch.zeros_like(jacobian.value)
-            cotangent[row] = signs(cotangent[row], seed, "influence", row, probe)
-            squares.append(jacobian.vjp(cotangent).double().square().mean(1).cpu())
-        for column, samples in enumerate(torch.stack(squares, 1).tolist()):
-            interval = Interval.of_root(samples)
-            found[place, column] = interval.value
-            error[place, column] = (interval.high - interval.low) / (2 * interval.value) if interval.value else 0.0
-    return found, error
+    squares = []
+    for row in range(len(jacobian.value)) if rows is None else rows:
+
+        def pulled(cotangent: Tensor, row: int = row) -> Tensor:
+            given = torch.zeros_like(jacobian.value)
+            given[row] = cotangent
+            return jacobian.vjp(given)
+
+        found = probed(pulled, jacobian.value[row], probes, seed, "influence", row)
+        squares.append(torch.stack([each.mean(1).cpu() for each in found], 1))
+    value, low, high = root_intervals(torch.stack(squares))
+    return value, ((high - low) / (2 * value)).nan_to_num(0.0)
 
 
 def _by_attention(trace: Trace) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Shapes are those of the function: its point and its value may be tensors of any 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,6 @@ from sheepop.core.random import torch_generator
 
 Product = Callable[[Tensor], Tensor]
 FEWEST_PROBES = 4
-_NORMAL = 1.959964  # the quantile of a normal distribution for 95 percent
 
 
 class LinearMap(Protocol):
@@ -103,14 +102,14 @@ def singular_values(
         spaces.reverse()
     (first, second), (begin, end) = products, spaces
     most = min(begin.numel(), steps)
-    right, left = _Basis(begin, most + 1, seed), _Basis(end, most, seed + 1)
+    right, left = Basis(begin, most + 1, seed), Basis(end, most, seed + 1)
     diagonal, above = list[float](), list[float]()
     right.add(torch.zeros_like(begin), math.inf)
     while True:
         diagonal.append(left.add(first(right.last), max(diagonal, default=0.0)))
         is_whole = len(diagonal) == begin.numel()
         beyond = 0.0 if is_whole else right.add(second(left.last), max(diagonal))
-        last, values, turned = torch.linalg.svd(_bidiagonal(diagonal, above))
+        last, values, turned = torch.linalg.svd(bidiagonal(diagonal, above))
         # Products are rounded, too.
         rounding = torch.finfo(begin.dtype).eps * float(values[0])
         residuals = (beyond * last[-1].abs()).clamp(min=rounding).tolist()
@@ -124,15 +123,16 @@ def singular_values(
     return Spectrum(largest, smallest, direction, len(diagonal), is_whole)
 
 
-def _bidiagonal(diagonal: list[float], above: list[float]) -> Tensor:
+def bidiagonal(diagonal: list[float], above: list[float]) -> Tensor:
+    """The matrix in float64 with this diagonal and the numbers `above` it."""
     numbers = torch.tensor(diagonal, dtype=torch.float64), torch.tensor(above, dtype=torch.float64)
     return torch.diag(numbers[0]) + torch.diag(numbers[1], 1)
 
 
-class _Basis:
-    """Orthonormal vectors of the shape of `like`, at most `most` of them."""
+class Basis:
+    """Orthonormal vectors of the shape of `like`, at most `most` of them: the directions that a Krylov method keeps."""
 
-    def __init__(self, like: Tensor, most: int, seed: int) -> None:
+    def __init__(self, like: Tensor, most: int, seed: int = 0) -> None:
         self._shape, self._rows, self._count = like.shape, like.detach().new_empty(most, like.numel()), 0
         self._generator = torch_generator(seed, "singular vectors")
 
@@ -175,23 +175,24 @@ class Interval:
     high: float
 
     @classmethod
-    def of_root(cls, squares: Iterable[float]) -> Interval:
-        """The root of the mean of samples, with Student's interval; raises `UsageError` for fewer than four."""
-        samples = torch.tensor([*squares], dtype=torch.float64)
-        freedom = len(samples) - 1
-        if len(samples) < FEWEST_PROBES:
-            raise UsageError(f"An interval needs at least {FEWEST_PROBES} probes, not {len(samples)}. Use more.")
-        # The quantile of Student's distribution (Fisher and Cornish 1960), within 1 percent for 3 degrees of freedom.
-        z = _NORMAL
-        terms = (
-            z,
-            (z**3 + z) / 4,
-            (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        )
-        quantile = sum(term / freedom**power for power, term in enumerate(terms))
-        mean, half = float(samples.mean()), quantile * float(samples.std()) / math.sqrt(len(samples))
-        return cls(*(math.sqrt(max(0.0, square)) for square in (mean, mean - half, mean + half)))
+    def of_root(cls, squares: Tensor) -> Interval:
+        """The root of the mean of samples (N,), as `root_intervals` gives it."""
+        return cls(*root_intervals(squares).tolist())
+
+
+def root_intervals(squares: Tensor) -> Tensor:
+    """The roots of the means of samples (..., N) with Student's intervals: value, low and high (3, ...).
+
+    Raises `UsageError` for fewer than four samples.
+    """
+    count = squares.shape[-1]
+    if count < FEWEST_PROBES:
+        raise UsageError(f"An interval needs at least {FEWEST_PROBES} probes, not {count}. Use more.")
+    from scipy.special import stdtrit  # loads slowly
+
+    samples = squares.double().cpu()
+    mean, half = samples.mean(-1), float(stdtrit(count - 1, 0.975)) * samples.std(-1) / math.sqrt(count)
+    return torch.stack([mean, mean - half, mean + half]).clamp(min=0).sqrt()
 
 
 def signs(like: Tensor, seed: int, *purpose: str | int) -> Tensor:
@@ -200,13 +201,18 @@ def signs(like: Tensor, seed: int, *purpose: str | int) -> Tensor:
     return (2 * drawn - 1).to(like)
 
 
-def typical_gain(jacobian: LinearMap, probes: int = 8, seed: int = 0) -> Interval:
-    """Estimates ``|J|_F / sqrt(N)``, the gain of a random direction, by products with random vectors.
+def probed(product: Product, like: Tensor, probes: int, seed: int, *purpose: str | int) -> Iterator[Tensor]:
+    """The squares, in float64, of products with random vectors of the shape of `like`.
 
-    For v with covariance 1, ``E |J v|^2 = |J|_F^2`` (Hutchinson 1990). The smaller of the two spaces is probed.
+    For v with covariance 1, ``E |J v|^2 = |J|_F^2`` (Hutchinson 1990).
     """
+    for probe in range(probes):
+        yield product(signs(like, seed, *purpose, probe)).double().square()
+
+
+def typical_gain(jacobian: LinearMap, probes: int = 8, seed: int = 0) -> Interval:
+    """Estimates ``|J|_F / sqrt(N)``, the gain of a random direction. The smaller of the two spaces is probed."""
     count = jacobian.point.numel()
     forward = count <= jacobian.value.numel()
     product, like = (jacobian.jvp, jacobian.point) if forward else (jacobian.vjp, jacobian.value)
-    found = (product(signs(like, seed, "gain", probe)).double().square().sum() for probe in range(probes))
-    return Interval.of_root(float(square) / count for square in found)
+    return Interval.of_root(torch.stack([found.sum() / count for found in probed(product, like, probes, seed, "gain")]))

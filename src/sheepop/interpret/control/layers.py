@@ -40,11 +40,9 @@ def update_ratios(before: Mapping[str, Tensor], update: Mapping[str, Tensor]) ->
 
     A matrix of zeros, as some are before their first step, has no ratio.
     """
-    names = [name for name, weight in before.items() if weight.ndim > 1]
-    sizes = torch._foreach_norm([before[name] for name in names])
-    moves = torch._foreach_norm([update[name] for name in names])
-    pairs = zip(names, torch.stack(list(moves)).tolist(), torch.stack(list(sizes)).tolist(), strict=True)
-    return dict(sorted(((name, move / size) for name, move, size in pairs if size > 0), key=lambda item: -item[1]))
+    sizes = {name: float(weight.norm()) for name, weight in before.items() if weight.ndim > 1}
+    found = {name: float(update[name].norm()) / size for name, size in sizes.items() if size > 0}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def beside_others(values: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,15 @@ from sheepop.model import Transformer
 
 _LEAST_REPEATS = 3
 _LEAST_TOKENS = 8  # that a loop covers; shorter ones, such as three dots, are ordinary text
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The mean entropy in nats over the positions of a text at a temperature, and its mean `slope`."""
+
+    temperature: float
+    entropy: float
+    slope: float
 
 
 def entropy_and_slope(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -61,21 +71,22 @@ def find_loop(token_ids: Sequence[int]) -> Loop | None:
 class RepeatChances:
     """The probability that a phrase follows once more after it stood there 1, 2, 3, ... times, with some settings."""
 
+    derived: ClassVar[tuple[str, ...]] = ("gain",)
     temperature: float
     repetition_penalty: float
-    chances: Sequence[float]
+    by_repeats: Sequence[float]
 
     @property
     def last(self) -> float:
         """The probability after the most repeats."""
-        return self.chances[-1]
+        return self.by_repeats[-1]
 
     @property
     def gain(self) -> float:
         """The factor by which each repeat multiplies the odds of the next; above 1 the loop feeds itself."""
-        if len(self.chances) < 2:
+        if len(self.by_repeats) < 2:
             return 1.0
-        return math.exp((_log_odds(self.last) - _log_odds(self.chances[0])) / (len(self.chances) - 1))
+        return math.exp((_log_odds(self.last) - _log_odds(self.by_repeats[0])) / (len(self.by_repeats) - 1))
 
 
 @torch.no_grad()

@@ -24,8 +24,7 @@ MOST_FACTOR = 64.0
 """The search for the turn of the loss ends at this many steps."""
 _BISECTIONS = 4
 _PLACES = 3
-_SECTIONS = 10  # each leaves 62 percent of an interval
-_GOLDEN = (math.sqrt(5) - 1) / 2
+_TRIALS = 12  # of the search for the lowest loss
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Sharpness:
 
     `value` and `limit` are those of the first optimizer at its rate; `residual` bounds the error of `share`. `places`
     are the parameters along which the sharpest direction lies most, each with its share of the squared length, and
-    `layers` the blocks, or modules outside them.
+    `layers` the blocks, or modules outside them. From the share `certain` on, a run with these optimizers is unstable.
     """
 
     share: float
@@ -45,6 +44,7 @@ class Sharpness:
     places: Mapping[str, float]
     layers: Mapping[str, float]
     left_out: Sequence[str] = ()
+    certain: float = math.inf
 
     @property
     def value(self) -> float:
@@ -85,6 +85,7 @@ def measure_sharpness(
         dict(list(shares.items())[:_PLACES]),
         _by_layer(shares),
         tuple(scaling.left_out),
+        scaling.certain,
     )
 
 
@@ -100,19 +101,13 @@ def turning_factor(loss_at: Callable[[float], float], most: float = MOST_FACTOR)
     def is_below(factor: float) -> bool:
         return loss_at(factor) < before
 
-    low, high = 1.0, 1.0
-    if is_below(1.0):
-        while high < most and is_below(2 * high):
-            high *= 2
-        if high >= most:
-            return most
-        low, high = high, 2 * high
-    else:
-        while low > 1 / most and not is_below(low / 2):
-            low /= 2
-        if low <= 1 / most:
-            return 0.0
-        low, high = low / 2, low
+    grows = is_below(1.0)
+    factor, step = 1.0, 2.0 if grows else 0.5
+    while 1 / most < factor < most and is_below(factor * step) == grows:
+        factor *= step
+    if not 1 / most < factor < most:
+        return most if grows else 0.0
+    low, high = sorted((factor, factor * step))
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_below(middle) else (low, middle)
@@ -134,9 +129,9 @@ class StepResponse:
 
     @classmethod
     def of(cls, loss_at: Callable[[float], float], most: float = MOST_FACTOR) -> StepResponse:
-        """Measures the loss at some sizes between 0 and `most`, and seeks the lowest one by golden sections.
+        """Measures the loss at some sizes between 0 and `most`, and seeks the lowest one below `turning`.
 
-        The lowest loss is that between two sizes, if the loss falls and then rises between 0 and `turning`.
+        It is found if the loss falls and then rises (Brent 1973, "Algorithms for minimization without derivatives").
         """
         found: dict[float, float] = {}
 
@@ -146,13 +141,19 @@ class StepResponse:
             return found[factor]
 
         turning = turning_factor(remembered, most)
-        remembered(1.0)
-        low, high = 0.0, turning
-        for _ in range(_SECTIONS if turning else 0):
-            inner, outer = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-            low, high = (low, outer) if remembered(inner) <= remembered(outer) else (inner, high)
+        if turning:
+            from scipy.optimize import minimize_scalar  # loads slowly
+
+            minimize_scalar(remembered, bounds=(0.0, turning), method="bounded", options={"maxiter": _TRIALS})
         factors, losses = zip(*sorted(found.items()), strict=True)
         return cls(factors, losses, min(found, key=found.__getitem__) if turning else 0.0, turning)
+
+    def critical(self, rate: float) -> float:
+        """The critical sharpness of a step at `rate`, ``2 / (rate x turning)`` (Kalra and Barkeshli 2024).
+
+        A quadratic with this curvature along the step turns there. It is infinite if the step lowers nothing.
+        """
+        return 2 / (rate * self.turning) if self.turning else math.inf
 
     def loss(self, factor: float) -> float:
         """The loss at one of the sizes that were measured."""

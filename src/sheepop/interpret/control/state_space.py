@@ -12,7 +12,7 @@ d_model, L layers, V vocab.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -228,44 +228,39 @@ def _dimensions(point: OperatingPoint) -> dict[str, int]:
 
 
 def _system(point: OperatingPoint, layer: int, probes: int, seed: int) -> BlockSystem:
-    stream_TD, last = point.states[layer], point.num_tokens - 1
+    stream_TD, attention = point.states[layer], point.stream.blocks[layer].attention
+    path = f"{point.stream.path}.{layer}.attention"
+    names = [f"{path}.rotated_k", f"{path}.v"]
+    maps: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {}
 
-    def output(x_TD: Tensor) -> Tensor:
-        return point.run(layer, layer + 1, x_TD[None])[0][0, -1]
+    def output(x_TD: Tensor, observers: dict[str, Observer]) -> Tensor:
+        with watch(point.model, observers):
+            return point.run(layer, layer + 1, x_TD[None])[0][0, -1]
 
-    def of(name: str, jacobian: Jacobian) -> Gain:
-        return gain_of(name, jacobian, _STEPS, probes, seed)
+    def written(x_1D: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        output(torch.cat([stream_TD[:-1], x_1D]), dict.fromkeys(names, found.append))
+        return torch.cat([each[0, :, -1].flatten() for each in found])
 
-    d = point.derivative(lambda x_1D: output(torch.cat([stream_TD[:-1], x_1D])), stream_TD[-1:])
-    memory = point.derivative(lambda x_tD: output(torch.cat([x_tD, stream_TD[-1:]])), stream_TD[:-1]) if last else None
-    attention = point.stream.blocks[layer].attention
-    b = c = None
+    maps["d"] = lambda x_1D: output(torch.cat([stream_TD[:-1], x_1D]), {}), stream_TD[-1:]
+    if point.num_tokens > 1:
+        maps["memory"] = lambda x_tD: output(torch.cat([x_tD, stream_TD[-1:]]), {}), stream_TD[:-1]
     if attention is not None and attention.has_keys:
-        path = f"{point.stream.path}.{layer}.attention"
-        keys, values = (point.trace[f"{path}.{name}"] for name in ("rotated_k", "v"))
+        maps["b"] = written, stream_TD[-1:]
+        if point.num_tokens > 1:
+            earlier = [point.trace[name][:, :-1] for name in names]
 
-        def written(x_1D: Tensor) -> Tensor:
-            found: dict[str, Tensor] = {}
-            observers: dict[str, Observer] = {
-                f"{path}.rotated_k": lambda k: found.update(k=k), f"{path}.v": lambda v: found.update(v=v)
-            }  # fmt: skip
-            with watch(point.model, observers):
-                output(torch.cat([stream_TD[:-1], x_1D]))
-            return torch.cat([found[name][0, :, -1].flatten() for name in "kv"])
+            def read(cached: Tensor) -> Tensor:
+                parts = cached.tensor_split([earlier[0].numel()])
+                observers: dict[str, Observer] = {
+                    name: lambda now, part=part.view_as(like): torch.cat([part, now[0, :, -1:]], 1)[None]  # type: ignore[misc]
+                    for name, part, like in zip(names, parts, earlier, strict=True)
+                }
+                return output(stream_TD, observers)
 
-        def read(cached: Tensor) -> Tensor:
-            k, v = cached.tensor_split([keys[:, :-1].numel()])
-            observers: dict[str, Observer] = {
-                f"{path}.rotated_k": lambda now: torch.cat([k.view_as(keys[:, :-1]), now[0, :, -1:]], 1)[None],
-                f"{path}.v": lambda now: torch.cat([v.view_as(values[:, :-1]), now[0, :, -1:]], 1)[None],
-            }
-            with watch(point.model, observers):
-                return output(stream_TD)
-
-        b = of("B", point.derivative(written, stream_TD[-1:]))
-        cache = torch.cat([keys[:, :-1].flatten(), values[:, :-1].flatten()])
-        c = of("C", point.derivative(read, cache)) if last else None
-    return BlockSystem(of("D", d), None if memory is None else of("memory", memory), b, c)
+            maps["c"] = read, torch.cat([each.flatten() for each in earlier])
+    found = {name: gain_of(name, point.derivative(*map_), _STEPS, probes, seed) for name, map_ in maps.items()}
+    return BlockSystem(found["d"], found.get("memory"), found.get("b"), found.get("c"))
 
 
 def _reaches(point: OperatingPoint, position: int, candidates: int) -> Iterator[Reach]:

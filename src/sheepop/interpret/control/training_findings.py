@@ -53,6 +53,7 @@ class SharpnessFinding(Finding):
             ("Rows", f"{found.rows}"),
             ("Loss is lowest after", _steps(self.response.lowest)),
             ("Loss turns after", _steps(self.response.turning)),
+            ("Critical sharpness", f"{self.response.critical(self.rate):.4g}"),
         ]
         layers = [(name, f"{ratio:.2e}") for name, ratio in list(self.ratios.items())[:_MOST_LAYERS]]
         return [*columns(("Sharpness", ""), rows), "", *columns(("Fastest matrices", "update / weight"), layers)]
@@ -94,6 +95,7 @@ class SharpnessFinding(Finding):
             "places": dict(found.places),
             "left_out": list(found.left_out),
             "turning_factor": self.response.turning,
+            "critical_sharpness": self.response.critical(self.rate),
             "lowest_factor": self.response.lowest,
             "response": [
                 {"factor": factor, "learning_rate": factor * self.rate, "loss": loss}

@@ -116,6 +116,7 @@ class TrainingAnalysis:
             "sharpness_limit": found.limit,
             "sharpness_share": found.share,
             "sharpness_residual": found.residual,
+            "sharpness_certain": found.certain if found.certain < math.inf else None,
             "sharpest": layer,
             "sharpest_share": share,
             "sharpest_at": matrix,
