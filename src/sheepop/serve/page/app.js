@@ -49,6 +49,8 @@ async function enter() {
       if (each === room) link.setAttribute("aria-current", "page");
       return link;
     }));
+    // On a phone the row of rooms scrolls sideways.
+    rooms.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
     say("");
     name = room;
     const { open } = await import(`./${room}.js`);

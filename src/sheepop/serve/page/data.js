@@ -17,7 +17,6 @@ export async function open(page) {
     page.say("Looking up the documents …");
     behind.replaceChildren();
     const rows = Map.groupBy(await ofRun(run.select.value, `steps/${Number(step.value)}`), (origin) => origin.row);
-    const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
     behind.replaceChildren(...heading(`The documents behind step ${step.value}`, "A step reads some rows of tokens. These are the pieces of documents "
       + "that they were cut from, in the order in which they were read."),
     ...[...rows].map(([row, parts]) => Object.assign(folded(`Row ${row}: ${counted(parts.length, "document")}`, ...parts.map(source)), { open: row === 0 })));
@@ -41,6 +40,7 @@ function source(origin) {
 }
 
 const count = (value) => value.toLocaleString("en"), size = (bytes) => `${compact(bytes)}B`, plain = (name) => name.replaceAll("_", " ");
+const counted = (number, name) => `${count(number)} ${name}${number === 1 ? "" : "s"}`;
 const largest = (counts) => Object.entries(counts).sort(([, a], [, b]) => b - a);
 
 // What the report of the build says, in the order in which files become a corpus.
@@ -61,8 +61,9 @@ function report(found, lost) {
   const kinds = largest(found.kinds_in).map(([kind, number]) => [kind, count(number), count(contents.kinds[kind] ?? 0)]);
   const stages = found.stages.map((stage) => [plain(stage.stage), ...["documents_in", "changed_documents", "documents_out", "bytes_out"].map((key) => count(stage[key]))]);
   const pair = (...parts) => element("div", { className: "beside" }, ...parts.map((part) => element("div", {}, ...part)));
-  return [...heading("The corpus", `${count(files.found)} files were found and ${count(files.read)} read, ${size(found.input_bytes)} in all. They had ${count(documents.in)} `
-    + `documents, of which ${count(documents.kept)} are in the corpus: ${size(documents.bytes)} of text, in a vocabulary of ${count(found.vocabulary)}.`),
+  return [...heading("The corpus", `Of ${counted(files.found, "file")} that were found, ${count(files.read)} could be read, ${size(found.input_bytes)} in all. `
+    + `Of ${counted(documents.in, "document")} in them, ${count(documents.kept)} went into the corpus: ${size(documents.bytes)} of text, `
+    + `in a vocabulary of ${count(found.vocabulary)}.`),
   table(["Split", "Documents", "Bytes", "Tokens", "Unknown tokens"], splits),
   ...(found.mix.length ? [table(Object.keys(found.mix[0]).map(plain), found.mix.map((source) => Object.values(source).map(String)))] : []),
   ...heading("Left out and removed", hasLost ? "Why inputs could not be used, and why documents were removed, such as duplicates."

@@ -7,8 +7,8 @@ const between = (low, value, high) => Math.max(low, Math.min(high, value));
 
 // Where everything stands: the stations from left to right, and the rows of the tokens from top to bottom.
 export function layout(width, data, unfolded) {
-  const isNarrow = width < 640, names = isNarrow ? 54 : 116, odds = isNarrow ? 94 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
-  const row = between(13, Math.round(470 / data.tokens.length), 44), place = data.position - data.start;
+  const isNarrow = width < 640, names = isNarrow ? 54 : 116, odds = isNarrow ? 106 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
+  const row = between(13, Math.round(470 / data.tokens.length), 70), place = data.position - data.start;
   const tall = Math.max(1.5 * row, 44), ys = [];
   let y = TOP;
   data.tokens.forEach((_, t) => {
@@ -28,7 +28,7 @@ export function layout(width, data, unfolded) {
     x += broad;
   }
   stations.push({ id: "prediction", kind: "prediction", x: to, width: end, name: "Prediction" });
-  const ribbon = between(7, 0.6 * row, 26), height = Math.max(y, TOP + data.next.length * 24) + 12;
+  const ribbon = between(7, 0.6 * row, 32), height = Math.max(y, TOP + data.next.length * 24) + 12;
   return { width, height, isNarrow, names, odds, row, ribbon, ys, place, stations, blocks, bottom: y, to };
 }
 
@@ -109,7 +109,7 @@ function odds(svg, data, at, on) {
     draw(part, "rect", { class: "space", x, y: y - gap / 2 + 1, width: wide, height: gap - 2 });
     const width = Math.max(1, wide * token.probability).toFixed(2), told = at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability);
     draw(part, "rect", { class: "bar", x, y: y - gap / 2 + 2, width, height: gap - 4, rx: 3, "data-probability": token.probability });
-    draw(part, "text", { x: x + 6, y: y + 4, class: "word" }, shortened(visible(token.text), at.isNarrow ? 4 : 10));
+    draw(part, "text", { x: x + 6, y: y + 4, class: "word" }, shortened(visible(token.text), at.isNarrow ? 6 : 10));
     draw(part, "text", { x: at.width - 8, y: y + 4, "text-anchor": "end", class: "share" }, told);
     draw(part, "title", {}, `${visible(token.text)}: ${share(token.probability)}.${on.write ? " A click writes it." : ""}`);
     part.addEventListener("click", () => on.write?.(token.id));

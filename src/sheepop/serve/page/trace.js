@@ -91,6 +91,8 @@ export async function open(page) {
       const isChosen = name === chosen.view;
       return button(label, () => change({ view: name }), { role: "tab", title, ariaSelected: String(isChosen), tabIndex: isChosen ? 0 : -1 });
     }));
+    // On a phone the row of stages scrolls sideways.
+    page.stages.scrollLeft = page.stages.querySelector("[aria-selected=true]").offsetLeft - page.stages.clientWidth / 2;
   }
 
   async function show() {

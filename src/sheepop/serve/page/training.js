@@ -78,7 +78,7 @@ export async function open(page) {
     const measured = shown().filter((name) => known.get(name).rows.some((row) => row.split === "analysis"));
     const advised = await Promise.all(measured.map(async (name) =>
       (await ofRun(name, "advice")).advice.map(({ words }) => element("li", {}, shown().length > 1 ? `${name}: ${words}` : words))));
-    const advice = advised.flat().length ? [element("h3", {}, "Advice"), element("ul", {}, ...advised.flat())] : [];
+    const advice = advised.flat().length ? [element("h2", {}, "Advice"), element("ul", {}, ...advised.flat())] : [];
     facts.replaceChildren(table(head, listed), element("p", { className: "links" }, ...links), ...advice);
   }
 

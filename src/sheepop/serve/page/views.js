@@ -268,7 +268,7 @@ async function next(trace, chosen, change) {
     const hot = sorted.slice(0, k).map((logit) => Math.exp((logit - sorted[0]) / heat));
     const sum = hot.reduce((a, b) => a + b, 0);
     let count = 0, left = 0;
-    while (count < hot.length && (count === 0 || left < nucleus * sum)) left += hot[count++];
+    while (count < hot.length && (count === 0 || nucleus === 1 || left < nucleus * sum)) left += hot[count++];
     read.textContent = `temperature ${heat}, top-k ${k === most ? "off" : k}, top-p ${nucleus === 1 ? "off" : nucleus}: `
       + `${count} of ${most} tokens can be drawn`;
     made.replaceChildren(bars(found.tokens.map((token, place) => {
