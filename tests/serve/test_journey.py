@@ -242,7 +242,8 @@ def test_the_picture_is_one_tab_stop_in_which_arrows_move(page: Any, inside: Liv
 
 
 # What can be operated, is seen, and never had the focus. A token of the picture is chosen by arrow keys.
-LEFT = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, canvas[tabindex], [role=button]')]
+LEFT = """() => [...document.querySelectorAll(
+    'a[href], button, input, select, textarea, summary, canvas[tabindex], [role=button]')]
   .filter((each) => !each.disabled && !each.hasAttribute('data-reached') && !each.matches('.name, [role=tab]')
     && each.checkVisibility()).map((each) => each.outerHTML.slice(0, 90))"""
 # How many elements the group of the focused element has, in which arrow keys move.
