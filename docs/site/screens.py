@@ -3,6 +3,8 @@
 Each state becomes one sheet in docs/images, and the motion of a token one sheet of frames. The page is that of a
 running server, whose first model is shown. For all states it needs two models and a run with analyses.
 
+For "reasoning" the server's template must mark reasoning: its models then write after a pattern, so any model will do.
+
 Example:  sheepop ui runs/quickstart runs/tuned
           python docs/site/screens.py http://127.0.0.1:8000
 """
@@ -11,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -23,12 +28,26 @@ SIZES = ((1440, 900), (1024, 768), (390, 844))
 HEIGHT, GAP, PAPER = 560, 12, (214, 208, 196)
 FRAMES, EVERY = 6, 650  # of the motion, and milliseconds between them
 SETTLED = 800  # milliseconds
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+THOUGHT = """I cannot know the weather, but a tool can.</think>One moment, I look it up.
+<tool_call>
+{"name": "weather", "arguments": {"city": "Cork"}}
+</tool_call>"""
 
 
-def _ask(page: Page) -> None:
-    page.locator("#say").fill("Write one sentence about a sheep.")
+def _ask(page: Page, words: str = "Write one sentence about a sheep.") -> None:
+    page.locator("#say").fill(words)
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Send").wait_for(timeout=60_000)
+
+
+def _think(page: Page) -> None:
+    """Lets the model think and call a tool."""
+    more = {"guided_regex": re.escape(THOUGHT)}
+    ask = "**/v1/chat/completions"
+    page.route(ask, lambda route: route.continue_(post_data={**route.request.post_data_json, **more}))
+    _ask(page, "Will it rain in Cork?")
+    page.locator(".answer summary").first.click()
 
 
 def _nothing(page: Page) -> None:
@@ -43,6 +62,7 @@ STATES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "attention": ("room=trace&view=attention", _nothing),
     "next": ("room=trace&view=next", _nothing),
     "chat": ("room=chat&sure=yes", _ask),
+    "reasoning": (urlencode({"room": "chat", "max_tokens": 200, "tools": json.dumps([TOOL])}), _think),
     "arena": ("room=arena", _nothing),
     "gains": ("room=analysis&view=gains", _nothing),
     "influence": ("room=analysis&view=influence", _nothing),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from sheepop.checkpoint.model_cache import CachedModel
 from sheepop.serve.config import ServerConfig
 
-from .conftest import Live, model_of
-from .test_inside import chromium
+from .conftest import TEMPLATE, Live, model_of
+from .test_inside import chromium, needs_axe, violations
 
 pytestmark = pytest.mark.system
 CODE = 'def spin(wool: str, turns=3):\n    return "<b>" * turns  # a comment\n'
@@ -191,6 +192,33 @@ def test_reasoning_and_calls_are_folded_and_sent_back(page: Any) -> None:
     assert kept["tool_calls"][0]["function"] == call["function"]
 
 
+def test_a_model_that_thinks_and_calls_is_shown_folded(browser: Any, tmp_path: Path) -> None:
+    """The engine writes after a pattern, and the server tells its reasoning, words and calls apart by the template."""
+    (tmp_path / "thinks.jinja").write_text(TEMPLATE + "<think>{# up to </think>, and <tool_call> #}")
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Cork"}}\n</tool_call>'
+    pattern = re.escape(f"I need rain.</think>One moment.\n{call}")
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    server = Live(ServerConfig(ui=True, chat_template=str(tmp_path / "thinks.jinja")), models=["chat"])
+    context = browser.new_context()
+    page = context.new_page()
+    try:
+        ask = "**/v1/chat/completions"
+        page.route(ask, lambda to: to.continue_(post_data={**to.request.post_data_json, "guided_regex": pattern}))
+        page.goto(f"{server.url}/ui#" + urlencode({"room": "chat", "max_tokens": 200, "tools": json.dumps([tool])}))
+        page.wait_for_selector("#say")
+        send(page, "Rain?")
+        page.locator(".answer details", has_text="Calls weather").wait_for()
+        page.get_by_role("button", name="Send").wait_for()
+        thought, made = page.locator(".answer details").all()
+        assert thought.locator("summary").inner_text() == "Reasoning" and not thought.locator("pre").is_visible()
+        assert thought.locator("pre").text_content() == "I need rain."
+        assert json.loads(made.locator("pre").text_content()) == {"city": "Cork"}
+        assert page.locator(".content").inner_text() == "One moment."
+    finally:
+        context.close()
+        server.close()
+
+
 def test_nothing_that_a_model_writes_can_run_load_or_hang(page: Any) -> None:
     page.evaluate("() => { window.hacked = () => { throw new Error('hacked'); }; }")
     show = """async (text) => {
@@ -311,10 +339,7 @@ def test_an_arena_with_one_model_offers_others(browser: Any, tmp_path: Path, mon
         server.close()
 
 
-AXE = Path(os.environ.get("SHEEPOP_AXE", ""))
-
-
-@pytest.mark.skipif(not AXE.is_file(), reason="needs SHEEPOP_AXE, the path of axe.min.js of the npm package axe-core")
+@needs_axe
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_state_of_the_chat_breaks_a_rule_of_accessibility(page: Any, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -326,7 +351,5 @@ def test_no_state_of_the_chat_breaks_a_rule_of_accessibility(page: Any, scheme: 
     page.locator(".tok").nth(4).hover()
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 800})
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run()")["violations"]
-        assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == []
+        assert violations(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width

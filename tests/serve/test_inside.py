@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,18 @@ from .conftest import KINDS, Live, Shelf, model_of, tiny_network
 httpx = pytest.importorskip("httpx")
 PROMPT = "</script>A\x1b[0m\nB"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+AXE = Path(os.environ.get("SHEEPOP_AXE", ""))
+needs_axe = pytest.mark.skipif(
+    not AXE.is_file(), reason="needs SHEEPOP_AXE, the path of axe.min.js of the npm package axe-core"
+)
+
+
+def violations(page: Any) -> list[tuple[str, str]]:
+    """The rules of accessibility that a page breaks, each with an example."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    return [(each["id"], each["nodes"][0]["html"][:120]) for each in page.evaluate("axe.run()")["violations"]]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import KINDS, Live, model_of, tiny_network
-from .test_inside import chromium
+from .test_inside import chromium, needs_axe, violations
 
 httpx = pytest.importorskip("httpx")
 TEXT = "The sheep"
@@ -242,6 +241,46 @@ def test_the_picture_is_one_tab_stop_in_which_arrows_move(page: Any, inside: Liv
     ) == {"3"}
 
 
+# What can be operated, is seen, and never had the focus. A token of the picture is chosen by arrow keys.
+LEFT = """() => [...document.querySelectorAll(
+    'a[href], button, input, select, textarea, summary, canvas[tabindex], [role=button]')]
+  .filter((each) => !each.disabled && !each.hasAttribute('data-reached') && !each.matches('.name, [role=tab]')
+    && each.checkVisibility()).map((each) => each.outerHTML.slice(0, 90))"""
+# How many elements the group of the focused element has, in which arrow keys move.
+GROUP = """() => document.activeElement.closest('.journey-picture, .grid, .heads, .chips, table')
+  ?.querySelectorAll('button, .station, .odd').length ?? 0"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("state", ["open=attention.1", "view=text", "view=attention", "view=next", "room=chat"])
+def test_everything_is_reached_by_keys_alone(page: Any, inside: Live, state: str) -> None:
+    page.goto("about:blank")
+    page.goto(f"{inside.url}/ui#model=plain&prompt=ab&{state}")
+    page.wait_for_selector("#say" if "chat" in state else "body[data-ready]")
+    page.evaluate("addEventListener('focusin', ({ target }) => target.setAttribute('data-reached', ''))")
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        count = page.evaluate(GROUP)
+        for key in ("ArrowLeft", "ArrowRight"):
+            for _ in range(count):
+                page.keyboard.press(key)
+        if page.evaluate("document.activeElement === document.body"):
+            break
+    assert page.evaluate(LEFT) == []
+    if "room" not in state:
+        tabs = page.get_by_role("tab")
+        page.locator("[role=tab][aria-selected=true]").focus()
+        seen = set()
+        for _ in range(tabs.count()):
+            before = page.evaluate("document.activeElement.textContent")
+            page.keyboard.press("ArrowRight")
+            page.wait_for_function(
+                "old => document.activeElement.role === 'tab' && document.activeElement.textContent !== old", arg=before
+            )
+            seen.add(page.evaluate("document.activeElement.textContent"))
+        assert seen == set(tabs.all_inner_texts())
+
+
 @pytest.mark.system
 def test_the_tour_goes_through_eight_parts_and_is_resumed(page: Any, inside: Live) -> None:
     page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep")
@@ -296,11 +335,8 @@ def test_play_writes_what_the_model_would_and_pause_stops(page: Any, inside: Liv
     assert ids[10] == second.predictions[-1].top[0][0]
 
 
-AXE = Path(os.environ.get("SHEEPOP_AXE", ""))
-
-
 @pytest.mark.system
-@pytest.mark.skipif(not AXE.is_file(), reason="needs SHEEPOP_AXE, the path of axe.min.js of the npm package axe-core")
+@needs_axe
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_state_of_the_picture_breaks_a_rule_of_accessibility(page: Any, inside: Live, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -315,9 +351,7 @@ def test_no_state_of_the_picture_breaks_a_rule_of_accessibility(page: Any, insid
         page.goto("about:blank")
         page.goto(f"{inside.url}/ui#model=plain&prompt=The+sheep{state}")
         page.wait_for_selector("body[data-ready]")
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run()")["violations"]
-        assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == []
+        assert violations(page) == []
 
 
 @pytest.mark.system

@@ -30,7 +30,7 @@ from sheepop.tokenizer import CharTokenizer
 
 from ..running import train
 from .conftest import Live, Shelf, tiny
-from .test_inside import BROWSER, floats
+from .test_inside import chromium, floats, needs_axe, violations
 
 httpx = pytest.importorskip("httpx")
 STEPS = (
@@ -284,11 +284,7 @@ def test_a_vote_that_cannot_be_kept_says_so(runs: dict[str, Path], tmp_path: Pat
 @pytest.fixture(scope="module")
 def page(watching: Live) -> Iterator[Any]:
     """A page of a browser, in which nothing went wrong until the end."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium (chromium, chromium-browser or google-chrome)")
-    with playwright.sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with chromium() as browser:
         found = browser.new_page(viewport={"width": 1280, "height": 800})
         wrong: list[str] = []
         found.on(
@@ -297,7 +293,6 @@ def page(watching: Live) -> Iterator[Any]:
         found.on("pageerror", lambda error: wrong.append(str(error)))
         found.on("request", lambda asked: None if asked.url.startswith(watching.url) else wrong.append(asked.url))
         yield found
-        browser.close()
     assert wrong == []
 
 
@@ -411,6 +406,32 @@ def test_the_curves_are_the_rows_of_the_runs(page: Any, watching: Live, runs: di
     page.get_by_text("The numbers as a table").click()
     cells = page.locator("details tbody tr").nth(3).locator("td").all_inner_texts()
     assert cells[:2] == ["4", f"{losses[3]:.4f}"]
+
+
+@pytest.mark.system
+def test_a_run_that_trains_is_followed_without_a_reload(page: Any, configured_run: Path) -> None:
+    run, server = RunDirectory(configured_run), Live(ServerConfig(ui=True), {"run": configured_run})
+    (*_, last) = (row for row in read_json_lines(run.metrics_file)[0] if row["split"] == "train")
+    tab = page.context.browser.new_page()
+    try:
+        with run.locked():
+            tab.goto(f"{server.url}/ui#room=training&run=run&smooth=0")
+            tab.locator("#status", has_text="Training now").wait_for()
+            tab.wait_for_selector("text=step 6 ·")
+            before = tab.evaluate(LINES)["Loss: run training"]
+            tab.evaluate("window.isSame = true")
+            with run.metrics_file.open("a") as file:
+                file.write(json.dumps({**last, "step": 8, "loss": 0.125}) + "\n")
+            with run.samples_file.open("a") as file:
+                file.write(json.dumps({"step": 8, "prompt": "Sheep jump", "text": " high"}) + "\n")
+            tab.wait_for_selector("text=step 8 · training loss 0.1250")
+            after = tab.evaluate(LINES)["Loss: run training"]
+            assert (after["xs"], after["ys"]) == ([*before["xs"], 8], [*before["ys"], 0.125])
+            assert after["said"] == "0.1250" and tab.locator("pre").first.inner_text() == "Sheep jump high"
+            assert tab.evaluate("window.isSame")
+    finally:
+        tab.close()
+        server.close()
 
 
 @pytest.mark.system
@@ -536,3 +557,29 @@ def test_every_room_shows_what_there_is(page: Any, watching: Live, runs: dict[st
     terms.first.focus()
     assert terms.first.locator(".tip").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.system
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_room_of_runs_breaks_a_rule_of_accessibility(page: Any, watching: Live, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    rooms = {
+        "room=training&run=first&beside=second+run": ".stage .odd",
+        "room=data&run=first": "article pre",
+        "room=arena": ".choices, #say",
+        "room=analysis&view=gains&model=plain&prompt=Sheep": "body[data-ready=gains]",
+        "room=analysis&view=loop&model=plain&prompt=Sheep": "body[data-ready=loop]",
+    }
+    broken = {}
+    for address, sign in rooms.items():
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.goto("about:blank")
+            page.goto(f"{watching.url}/ui#{address}")
+            page.wait_for_selector("#rooms a")
+            if address.startswith("room=training"):
+                page.get_by_text("Training over one picture").scroll_into_view_if_needed()
+            page.wait_for_selector(sign)
+            broken[address, width] = violations(page)
+    assert [(place, found) for place, found in broken.items() if found] == []

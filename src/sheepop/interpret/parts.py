@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sheepop.interpret.trace import Keep, Stream, Trace, attentions_of
 from sheepop.model.attention.layer import Attention
@@ -210,10 +211,10 @@ def direct_attribution(
     """
     position = range(trace.num_tokens)[position]
     vocabulary = range(trace.config.vocabulary)
-    weight = trace.model.lm_head.weight
-    direction = weight[vocabulary[token_id]].double()
-    if rival is not None:
-        direction = direction - weight[vocabulary[rival]].double()
+    chosen = [vocabulary[each] for each in (token_id, rival) if each is not None]
+    # An index of a quantised matrix would dequantise all of its rows.
+    rows = functional.embedding(torch.tensor(chosen, device=trace.model.device), trace.model.lm_head.weight).double()
+    direction = rows[0] if rival is None else rows[0] - rows[1]
     parts = parts_of(trace, position, values=values)
     parts.normalise(trace.model.final_norm, "final norm")
     added = (torch.stack(parts.vectors) @ direction * trace.config.output_scale).tolist()

@@ -1,6 +1,5 @@
 // An answer while it grows: as Markdown or as plain text, each token with its probability and its alternatives.
-
-import { element, share, visible } from "./draw.js";
+import { button, element, share, visible } from "./draw.js";
 import { blocks, drawn } from "./markdown.js";
 
 // A longer text is shown plain and without tokens, since a browser could not keep up.
@@ -96,10 +95,8 @@ export function answer(body, { begun = "", branch, isPlain, name }) {
     current = number;
     const { from, token: [word, logprob, others] } = tokens[number];
     tip.replaceChildren(element("small", {}, `${visible(word)}  ${share(Math.exp(logprob))}`), ...others.map(([other, value]) => {
-      const made = element("button", { type: "button", className: other === word ? "same" : "", disabled: !branch,
-        title: "Continue the answer from here with this token" }, `${visible(other)}  ${share(Math.exp(value))}`);
-      made.addEventListener("click", () => { hide(); branch(text.slice(0, from) + other); });
-      return made;
+      const settings = { className: other === word ? "same" : "", disabled: !branch, title: "Continue the answer from here with this token" };
+      return button(`${visible(other)}  ${share(Math.exp(value))}`, () => { hide(); branch(text.slice(0, from) + other); }, settings);
     }));
     content.querySelectorAll(`.tok[data-place="${number}"]`).forEach((each) => each.classList.add("current"));
     tip.hidden = false;

@@ -1,21 +1,15 @@
 // The page has six rooms. The address contains the choices made in a room, so that a link opens the same view again.
-
 import { get } from "./api.js";
 import { element, learn, visible } from "./draw.js";
-import { open as analysis } from "./analysis.js";
-import { open as arena } from "./arena.js";
-import { open as chat } from "./chat.js";
-import { open as data } from "./data.js";
-import { open as trace } from "./trace.js";
-import { open as training } from "./training.js";
 
+// Name of a room and of its module: label, and description. A module is loaded when somebody enters.
 const ROOMS = {
-  trace: ["Trace", trace, "Follow a text through a model, number by number"],
-  chat: ["Chat", chat, "Chat with one model or two, and see how sure they are"],
-  arena: ["Arena", arena, "Vote between two answers without knowing which models wrote them"],
-  analysis: ["Analysis", analysis, "A model and its training as control systems: gains, influence, the loop of writing, stability"],
-  training: ["Training", training, "Watch runs learn: curves, texts and pictures over time"],
-  data: ["Data", data, "The corpus, and the documents behind a step"],
+  trace: ["Trace", "Follow a text through a model, number by number"],
+  chat: ["Chat", "Chat with one model or two, and see how sure they are"],
+  arena: ["Arena", "Vote between two answers without knowing which models wrote them"],
+  analysis: ["Analysis", "A model and its training as control systems: gains, influence, the loop of writing, stability"],
+  training: ["Training", "Watch runs learn: curves, texts and pictures over time"],
+  data: ["Data", "The corpus, and the documents behind a step"],
 };
 const [rooms, controls, status, stages, strip, view, save] =
   ["rooms", "controls", "status", "stages", "tokens", "view", "save"].map((id) => document.getElementById(id));
@@ -31,6 +25,8 @@ function say(message, isBad = false) {
 function page(chosen, known) {
   return {
     ...known, controls, stages, strip, view, chosen, say,
+    // An asynchronous action whose failure is told.
+    guarded: (act) => (...given) => act(...given).catch((error) => say(error.message, true)),
     called: (title) => { name = title; },
     until: (end) => leaving.push(end),
     remember: (settings) => {
@@ -48,14 +44,17 @@ async function enter() {
     room = wanted in ROOMS ? wanted : known.models.length || !known.runs.length ? "trace" : "training";
     for (const each of [controls, stages, strip, view]) each.replaceChildren();
     for (const each of [stages, strip]) each.hidden = room !== "trace";
-    rooms.replaceChildren(...Object.entries(ROOMS).map(([each, [label, , title]]) => {
+    rooms.replaceChildren(...Object.entries(ROOMS).map(([each, [label, title]]) => {
       const link = element("a", { href: `#room=${each}`, title }, label);
       if (each === room) link.setAttribute("aria-current", "page");
       return link;
     }));
+    // On a phone the row of rooms scrolls sideways.
+    rooms.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
     say("");
     name = room;
-    await ROOMS[room][1](page(chosen, known));
+    const { open } = await import(`./${room}.js`);
+    await open(page(chosen, known));
   } catch (error) {
     say(error.message, true);
   }
@@ -72,12 +71,10 @@ async function saved() {
     image.className = "map-image";
     canvas.replaceWith(image);
   });
-  // Without its fonts an equation is better as MathML, which browsers draw themselves.
-  copy.querySelectorAll(".katex-html").forEach((each) => each.remove());
   const fields = view.querySelectorAll("select, input, textarea");
   copy.querySelectorAll("select, input, textarea").forEach((field, index) =>
     field.replaceWith(`: ${fields[index].selectedOptions?.[0].textContent ?? fields[index].value}`));
-  // Of a formula the part stays that needs neither KaTeX's style sheet nor its fonts.
+  // Of a formula the part stays that needs neither KaTeX's style sheet nor its fonts: MathML, which browsers draw themselves.
   copy.querySelectorAll(".katex-html").forEach((each) => each.remove());
   kept.head.append(element("meta", { charset: "utf-8" }));
   kept.body.append(element("h1", {}, visible(name)), element("p", {}, status.textContent), strip.cloneNode(true), copy);
@@ -86,11 +83,11 @@ async function saved() {
   return new Blob(["<!doctype html>\n", text], { type: "text/html" });
 }
 
-save.addEventListener("click", async () => {
+save.onclick = async () => {
   const address = URL.createObjectURL(await saved());
   element("a", { href: address, download: `${new URLSearchParams(location.hash.slice(1)).get("view") ?? room}.html` }).click();
   URL.revokeObjectURL(address);
-});
+};
 addEventListener("hashchange", enter);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", enter);
 

@@ -1,8 +1,7 @@
 // The arena: two models answer a prompt, and the reader sees their names after the vote.
-
 import { answer } from "./answer.js";
 import { events, get, post } from "./api.js";
-import { element, heading, share, table } from "./draw.js";
+import { button, element, heading, share, submitted, table } from "./draw.js";
 import { load } from "./markdown.js";
 
 // Name in the API: label and key.
@@ -12,14 +11,13 @@ const SAID = { left: "Left was voted better.", right: "Right was voted better.",
 
 export async function open(page) {
   const arena = await get("arena");
-  if (arena.models < 2) {
-    return invite(page, arena);
-  }
+  if (arena.models < 2) return invite(page, arena);
   await load();
-  const words = element("textarea", { id: "say", rows: 3, placeholder: "A prompt for both models" });
-  const ask = element("button", { title: "Ctrl and Enter" }, "Ask both"), drawn = element("button", { type: "button" }, "Draw a prompt");
-  const form = element("form", {}, element("label", { className: "wide" }, "Prompt", words), ask, ...(arena.prompts ? [drawn] : []));
-  page.controls.append(form);
+  const onkeydown = (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); };
+  const words = element("textarea", { id: "say", rows: 3, placeholder: "A prompt for both models", onkeydown });
+  const ask = element("button", { title: "Ctrl and Enter" }, "Ask both"), drawn = button("Draw a prompt", () => begin(null));
+  page.controls.append(element("form", { onsubmit: submitted(() => { if (words.value.trim()) begin(words.value); }) },
+    element("label", { className: "wide" }, "Prompt", words), ask, ...(arena.prompts ? [drawn] : [])));
   const stage = element("article", {}), ranks = element("section", {});
   page.view.append(stage, ranks);
   let reading = null, press = () => {};
@@ -33,12 +31,9 @@ export async function open(page) {
 
   // A row of buttons, each with its own key.
   function buttons(choices) {
-    const made = choices.map(([label, key, act]) => {
-      const button = element("button", { type: "button", ariaKeyShortcuts: key }, label, element("kbd", {}, key));
-      button.addEventListener("click", act);
-      return button;
-    });
-    press = (key) => made.find((button) => button.ariaKeyShortcuts === key && !button.disabled)?.click();
+    const made = choices.map(([label, key, act]) => button(label, act, { ariaKeyShortcuts: key }));
+    for (const each of made) each.append(element("kbd", {}, each.ariaKeyShortcuts));
+    press = (key) => made.find((each) => each.ariaKeyShortcuts === key && !each.disabled)?.click();
     return element("div", { className: "choices" }, ...made);
   }
 
@@ -77,7 +72,7 @@ export async function open(page) {
 
     async function vote(choice) {
       press = () => {};
-      for (const button of row.querySelectorAll("button")) button.disabled = true;
+      for (const each of row.querySelectorAll("button")) each.disabled = true;
       try {
         await reveal(await post(`arena/rounds/${round.round}/vote`, { vote: choice }));
       } catch (error) {
@@ -103,19 +98,13 @@ export async function open(page) {
     }
   }
 
-  async function begin(prompt) {
+  const begin = page.guarded(async (prompt) => {
     ask.disabled = drawn.disabled = true;
-    try {
-      const round = await post("arena/rounds", { prompt });
-      ask.disabled = drawn.disabled = false;
-      words.value = "";
-      words.blur();
-      await show(round);
-    } catch (error) {
-      page.say(error.message, true);
-    }
-    ask.disabled = drawn.disabled = false;
-  }
+    const round = await post("arena/rounds", { prompt }).finally(() => { ask.disabled = drawn.disabled = false; });
+    words.value = "";
+    words.blur();
+    await show(round);
+  });
 
   function next() {
     if (arena.prompts) return begin(null);
@@ -128,15 +117,10 @@ export async function open(page) {
     const body = [...rated.map((each) => [each.name, String(each.games), share(each.win_rate), each.strength.toFixed(0),
       each.interval[0] < each.interval[1] ? each.interval.map((end) => end.toFixed(0)).join("–") : "–"]), ...waiting.map((name) => [name, "0", "–", "–", "–"])];
     ranks.replaceChildren(...heading("Standings", "Bradley-Terry strengths on the Elo scale: a model with 400 more is ten times as likely to win. "
-      + "Intervals have 95 % confidence. A tie counts as half a win for each, and so does a round with two bad answers."), ...(problem ? [element("p", { role: "note" }, problem)] : []),
-    table(["model", "rounds", "win rate", "strength", "interval"], body));
+      + "Intervals have 95 % confidence. A tie counts as half a win for each, and so does a round with two bad answers."),
+    ...(problem ? [element("p", { role: "note" }, problem)] : []), table(["model", "rounds", "win rate", "strength", "interval"], body));
   }
 
-  words.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-  });
-  form.addEventListener("submit", (event) => { event.preventDefault(); if (words.value.trim()) begin(words.value); });
-  drawn.addEventListener("click", () => begin(null));
   page.called("Arena");
   page.view.prepend(...heading("Vote for the better answer", "Two of the models answer the same prompt. After your vote you see which ones. Votes are saved as preferences."
     + (arena.chats ? "" : " One of the models has no chat template, so all of them continue the prompt as plain text.")));
@@ -153,24 +137,18 @@ export async function open(page) {
 
 // What there is instead of an arena with fewer than two models: the models that the server can load, and the command for others.
 function invite(page, { command, loadable }) {
-  const list = element("ul", { className: "plain-list" }, ...loadable.map((name) => {
-    const button = element("button", { type: "button" }, `Load ${name}`);
-    button.addEventListener("click", async () => {
-      list.querySelectorAll("button").forEach((each) => { each.disabled = true; });
-      page.say(`${name} is being loaded …`);
-      try {
-        await post("arena/models", { name });
-        page.view.replaceChildren();
-        page.say("");
-        await open(page);
-      } catch (error) {
-        page.say(error.message, true);
-        list.querySelectorAll("button").forEach((each) => { each.disabled = false; });
-      }
-    });
-    return element("li", {}, button);
-  }));
+  const allow = (isAllowed) => made.forEach((each) => { each.disabled = !isAllowed; });
+  const made = loadable.map((name) => button(`Load ${name}`, page.guarded(async () => {
+    allow(false);
+    page.say(`${name} is being loaded …`);
+    await post("arena/models", { name }).finally(() => allow(true));
+    page.view.replaceChildren();
+    page.say("");
+    await open(page);
+  })));
+  const list = element("ul", { className: "plain-list" }, ...made.map((each) => element("li", {}, each)));
   page.view.append(...heading("A second model is needed", "Here two models answer the same prompt, and you vote without knowing which one wrote which answer."),
     ...(loadable.length ? [element("h3", {}, "Models in your cache"), list] : []),
-    element("h3", {}, "Any other model"), element("p", {}, "End this server, and start it with two models, such as two of your runs:"), element("pre", {}, command));
+    element("h3", {}, "Any other model"), element("p", {}, "End this server, and start it with two models, such as two of your runs:"),
+    element("pre", {}, command));
 }

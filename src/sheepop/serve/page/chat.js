@@ -1,8 +1,7 @@
 // The chat: one model or two, all settings of the sampler, the probability of each token, and votes.
-
 import { answer } from "./answer.js";
 import { events, judge, post } from "./api.js";
-import { choice, element, heading } from "./draw.js";
+import { button, choice, element, entered, folded, heading, knobs, submitted } from "./draw.js";
 import { load } from "./markdown.js";
 
 // Name in the API: label and default value ("" means the server's default).
@@ -20,28 +19,28 @@ export async function open(page) {
     return;
   }
   await load();
-  const model = choice("Model", names, page.chosen.model), beside = choice("Compare with", ["", ...names], page.chosen.beside);
-  beside.select.options[0].textContent = "none";
-  const knobs = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) =>
-    [name, element("input", { type: "number", step: "any", value: page.chosen[name] ?? value })]));
-  const stop = element("input", { value: page.chosen.stop ?? "", placeholder: "a text that ends the answer" });
-  const system = element("textarea", { rows: 2, value: page.chosen.system ?? "", placeholder: "Instructions for the model" });
-  const sure = element("input", { type: "checkbox", checked: page.chosen.sure === "yes" }), plain = element("input", { type: "checkbox", checked: page.chosen.plain === "yes" });
-  const tools = element("textarea", { rows: 2, value: page.chosen.tools ?? "", placeholder: "What the model may call: a JSON list of OpenAI's tools" });
-  const records = page.models.some((each) => each.recorded), record = element("input", { type: "checkbox", checked: page.chosen.record !== "no" });
-  page.controls.append(element("form", {}, model, beside, element("label", { className: "box" }, sure, "Probabilities"),
-    element("label", { className: "box" }, plain, "Plain text"),
-    ...(records ? [element("label", { className: "box" }, record, "Record this conversation")] : [])),
-    element("details", {}, element("summary", {}, "Settings"), element("div", { className: "knobs" },
-      ...Object.entries(SETTINGS).map(([name, [label]]) => element("label", {}, label, knobs[name])), element("label", {}, "Stop", stop),
-      element("label", { className: "wide" }, "System", system), element("label", { className: "wide" }, "Tools", tools))));
+  const { chosen } = page, onchange = () => remember();
+  const model = choice("Model", names, chosen.model, onchange), beside = choice("Compare with", ["", ...names], chosen.beside, onchange, (name) => name || "none");
+  const fields = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) =>
+    [name, element("input", { type: "number", step: "any", value: chosen[name] ?? value, onchange })]));
+  const stop = element("input", { value: chosen.stop ?? "", placeholder: "a text that ends the answer", onchange });
+  const system = element("textarea", { rows: 2, value: chosen.system ?? "", placeholder: "Instructions for the model", onchange });
+  const tools = element("textarea", { rows: 2, value: chosen.tools ?? "", placeholder: "What the model may call: a JSON list of OpenAI's tools", onchange });
+  const box = (checked, more) => element("input", { type: "checkbox", checked, onchange: () => { remember(); more?.(); } });
+  const sure = box(chosen.sure === "yes"), plain = box(chosen.plain === "yes", () => answers.forEach((each) => each.redraw()));
+  const records = page.models.some((each) => each.recorded), record = box(chosen.record !== "no");
+  const boxes = [[sure, "Probabilities"], [plain, "Plain text"], ...(records ? [[record, "Record this conversation"]] : [])];
+  page.controls.append(element("form", {}, model, beside, ...boxes.map((each) => element("label", { className: "box" }, ...each))),
+    folded("Settings", knobs(...Object.entries(SETTINGS).map(([name, [label]]) => element("label", {}, label, fields[name])),
+      element("label", {}, "Stop", stop), element("label", { className: "wide" }, "System", system), element("label", { className: "wide" }, "Tools", tools))));
 
+  const say = () => { if (!stopping) submit(words.value); };
   const log = element("div", { className: "log", role: "log", ariaLive: "polite" });
-  const words = element("textarea", { id: "say", rows: 2, placeholder: "Say something", ariaLabel: "Message" });
+  const words = element("textarea", { id: "say", rows: 2, placeholder: "Say something", ariaLabel: "Message", onkeydown: entered(say) });
   const send = element("button", { title: "Enter; Shift and Enter begin a new line" }, "Send");
-  const again = element("button", { type: "button" }, "Start over");
-  const composer = element("form", { id: "composer" }, element("label", { className: "wide" }, "Message", words), send, again);
-  page.view.append(log, composer);
+  const again = button("Start over", () => { stopping?.abort(); history = []; pending = null; answers.clear(); log.replaceChildren(); });
+  page.view.append(log, element("form", { id: "composer", onsubmit: submitted(() => (stopping ? stopping.abort() : say())) },
+    element("label", { className: "wide" }, "Message", words), send, again));
   const answers = new Set(), prints = new Map();
   let history = [], pending = null, stopping = null;
   page.until(() => stopping?.abort());
@@ -49,10 +48,9 @@ export async function open(page) {
   const chats = () => [model, beside].every((each) => !each.select.value || models.get(each.select.value).chats);
 
   function remember() {
-    const values = Object.fromEntries(Object.entries(knobs).map(([name, knob]) => [name, knob.value]));
+    const values = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
     page.remember({ model: model.select.value, beside: beside.select.value, ...values, stop: stop.value, system: system.value, tools: tools.value,
-      sure: sure.checked ? "yes" : "", plain: plain.checked ? "yes" : "",
-      record: records && !record.checked ? "no" : "" });
+      sure: sure.checked ? "yes" : "", plain: plain.checked ? "yes" : "", record: records && !record.checked ? "no" : "" });
     page.called("Chat");
     log.classList.toggle("sure", sure.checked);
     page.say([chats() ? "" : "A model without a chat template continues the plain text.",
@@ -61,8 +59,7 @@ export async function open(page) {
 
   // `begun` is the beginning of the answer, which the model continues.
   function request(name, prompt, place, begun) {
-    const given = Object.entries(knobs).filter(([, knob]) => knob.value !== "").map(([key, knob]) => [key, Number(knob.value)]);
-    const settings = Object.fromEntries(given);
+    const given = Object.entries(fields).filter(([, field]) => field.value !== ""), settings = Object.fromEntries(given.map(([key, { value }]) => [key, Number(value)]));
     // With the same seed, two copies of a model would give the same answer.
     if (settings.seed != null) settings.seed += place;
     if (stop.value) settings.stop = stop.value;
@@ -86,12 +83,12 @@ export async function open(page) {
         if (!found) continue;
         const reasoning = found.delta?.reasoning_content;
         if (reasoning) {
-          thought ??= folded(into, "Reasoning");
+          if (!thought) into.before(folded("Reasoning", thought = element("pre")));
           thought.append(reasoning);
         } else shown.add((found.delta ? found.delta.content : found.text) ?? "", sureness(found.logprobs));
         for (const call of found.delta?.tool_calls ?? []) {
           calls.push({ id: call.id, type: call.type, function: call.function });
-          folded(into, `Calls ${call.function.name}`).append(call.function.arguments);
+          into.before(folded(`Calls ${call.function.name}`, element("pre", {}, call.function.arguments)));
         }
         end = found.finish_reason ?? end;
       }
@@ -105,19 +102,11 @@ export async function open(page) {
 
   // Buttons that record whether an answer is good.
   function opinion(id) {
-    const row = element("div", { className: "knobs" }, ...[["Good", 1], ["Bad", -1]].map(([label, vote]) => {
-      const button = element("button", { type: "button", ariaPressed: "false" }, label);
-      button.addEventListener("click", async () => {
-        try {
-          await judge(id, vote);
-          for (const each of row.children) each.ariaPressed = String(each === button);
-        } catch (error) {
-          page.say(error.message, true);
-        }
-      });
-      return button;
-    }));
-    return row;
+    const made = [["Good", 1], ["Bad", -1]].map(([label, vote], place) => button(label, page.guarded(async () => {
+      await judge(id, vote);
+      made.forEach((each, at) => { each.ariaPressed = String(at === place); });
+    }), { ariaPressed: "false" }));
+    return knobs(...made);
   }
 
   function settle(place) {
@@ -129,23 +118,14 @@ export async function open(page) {
 
   function vote(texts, wanted, prompt) {
     const told = element("p", { className: "shape" });
-    const keep = async (place) => {
-      try {
-        const file = await post("votes", { prompt: chats() ? prompt : prompt.map((each) => each.content).join(""), chosen: texts[place], rejected: texts[1 - place],
-          chosen_model: wanted[place], rejected_model: wanted[1 - place] });
-        told.textContent = `Saved in ${file}, which sheepop tune dpo and reward read.`;
-        settle(place);
-        for (const button of row.querySelectorAll("button")) button.disabled = true;
-      } catch (error) {
-        page.say(error.message, true);
-      }
-    };
-    const row = element("div", { className: "knobs" }, ...["Left is better", "Right is better"].map((label, place) => {
-      const button = element("button", { type: "button", disabled: texts[0] === texts[1] || texts.some((text) => !text) }, label);
-      button.addEventListener("click", () => keep(place));
-      return button;
-    }));
-    return [row, told];
+    const made = ["Left is better", "Right is better"].map((label, place) => button(label, page.guarded(async () => {
+      const file = await post("votes", { prompt: chats() ? prompt : prompt.map((each) => each.content).join(""), chosen: texts[place], rejected: texts[1 - place],
+        chosen_model: wanted[place], rejected_model: wanted[1 - place] });
+      told.textContent = `Saved in ${file}, which sheepop tune dpo and reward read.`;
+      settle(place);
+      for (const each of made) each.disabled = true;
+    }), { disabled: texts[0] === texts[1] || texts.some((text) => !text) }));
+    return [knobs(...made), told];
   }
 
   // Sends a message; the answer begins with `begun`, if an earlier one is continued differently.
@@ -198,15 +178,6 @@ export async function open(page) {
     words.focus();
   }
 
-  words.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    if (!stopping) submit(words.value);
-  });
-  composer.addEventListener("submit", (event) => { event.preventDefault(); if (stopping) stopping.abort(); else submit(words.value); });
-  again.addEventListener("click", () => { stopping?.abort(); history = []; pending = null; answers.clear(); log.replaceChildren(); });
-  plain.addEventListener("change", () => answers.forEach((each) => each.redraw()));
-  for (const each of [model.select, beside.select, sure, plain, record, stop, system, tools, ...Object.values(knobs)]) each.addEventListener("change", remember);
   remember();
   page.view.prepend(...heading("Chat with a model", "Point at a token of an answer to see its probability under the model and the "
     + "alternatives; a click on one continues the answer with it. With a second model beside the first, vote for the better answer: votes are saved as preferences."));
@@ -226,16 +197,6 @@ function sureness(found) {
 }
 
 function listed(text) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`Tools: this is not JSON: ${error.message}.`);
-  }
+  try { return JSON.parse(text); } catch (error) { throw new Error(`Tools: this is not JSON: ${error.message}.`); }
 }
 
-// A folded part beside an answer; returns what its text goes into.
-function folded(into, title) {
-  const made = element("pre", {});
-  into.before(element("details", {}, element("summary", {}, title), made));
-  return made;
-}

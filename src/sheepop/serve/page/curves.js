@@ -1,6 +1,5 @@
 // The curves of runs as uPlot draws them: one colour for each run, and one crosshair, smoothing and scale for all charts.
-
-import { compact, element, explain, precise, table } from "./draw.js";
+import { button, compact, element, explain, precise, table } from "./draw.js";
 import { uPlot } from "./libraries.js";
 
 // The parts of a chart are rows of a split with a factor; `isNoisy` charts can be smoothed.
@@ -16,10 +15,9 @@ const CHARTS = [
 export const AXES = { step: "Steps", tokens: "Tokens", seconds: "Time" };
 const NAMES = { train: "training", validation: "held-out" }, TIMES = [1, 5, 15, 30, 60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400];
 const MOST_ROWS = 200, COLOURS = 6;
-
 const duration = (s) => (s < 120 ? `${compact(s)} s` : s < 7200 ? `${compact(s / 60)} min` : `${compact(s / 3600)} h`);
 export const placed = (axis, value) => (axis === "seconds" ? duration(value) : axis === "step" ? `step ${value.toLocaleString("en")}` : `${compact(value)} tokens`);
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 // An exponential mean of the last values, in which each one counts `weight` times as much as the next. Division by 1 - weight^n
 // makes up for the missing past of the first values (Kingma and Ba 2015, section 3).
@@ -34,14 +32,15 @@ export function smoothed(values, weight) {
 
 // Round places of a logarithmic axis: in even steps within a decade, else 1, 2 and 5 of each decade, or the decades alone.
 function ticks(low, high) {
-  const unit = 10 ** Math.floor(Math.log10(high > 10 * low ? low : high - low)), digits = high > 1000 * low ? [1] : [1, 2, 5], places = (count, value) => Array.from({ length: count }, (_, at) => value(at));
+  const isWide = high > 10 * low, unit = 10 ** Math.floor(Math.log10(isWide ? low : high - low)), digits = high > 1000 * low ? [1] : [1, 2, 5];
   const step = [0.1, 0.2, 0.5, 1, 2].find((each) => (high - low) / (each * unit) <= 6) * unit, decades = Math.ceil(Math.log10(high / low)) + 1;
-  const found = high > 10 * low ? places(decades * digits.length, (at) => digits[at % digits.length] * unit * 10 ** Math.floor(at / digits.length)) : places(8, (at) => (Math.ceil(low / step) + at) * step);
+  const found = Array.from({ length: isWide ? decades * digits.length : 8 }, (_, at) =>
+    (isWide ? digits[at % digits.length] * unit * 10 ** Math.floor(at / digits.length) : (Math.ceil(low / step) + at) * step));
   return found.map((value) => Number(value.toPrecision(12))).filter((value) => value >= low && value <= high);
 }
 
-// What the charts show of `runs`, a list of [name, rows].
-function wanted(runs, axis) {
+// The charts of `runs`, a list of [name, rows]: each has a title and lines.
+export function charted(runs, axis) {
   const split = runs.map(([run, rows]) => [run, Object.groupBy(rows, (row) => row.split)]);
   const scores = new Set(split.flatMap(([, { evaluation = [] }]) => evaluation.flatMap((row) => Object.keys(row).filter((key) => key.includes("/")))));
   const all = [...CHARTS, ...[...scores].map((key) => [key.replace("/", ": ").replaceAll("_", " "), [["evaluation", key]]])];
@@ -52,9 +51,10 @@ function wanted(runs, axis) {
   })).filter((line) => line.xs.length) })).filter((chart) => chart.lines.length);
 }
 
-// `on.choose(value)` is called when a place of the axis is chosen, `on.zoom(isZoomed)` when the range of the axis changes.
-export function curves(beside, on) {
-  const charts = element("div", { className: "charts" }), numbers = element("details", {}, element("summary", {}, "The numbers as a table")), hidden = new Set();
+// `on` may have `choose(value)`, called with a chosen place of the axis, and `zoom(isZoomed)`; `beside` stands beside the first chart.
+export function curves(on = {}, beside = "") {
+  const numbers = element("details", { ontoggle: () => list() }, element("summary", {}, "The numbers as a table"));
+  const charts = element("div", { className: "charts" }), hidden = new Set();
   let Plot = null, plots = [], signature = "", place = null, settings = {}, isZoomed = false;
 
   function aligned(chart) {
@@ -65,33 +65,34 @@ export function curves(beside, on) {
 
   function build(chart) {
     const series = [{}], told = element("span", { className: "shape at" }), legend = element("div", { className: "legend" }, told);
-    const { isLog } = chart, text = { stroke: colour("faint"), font: "11px Inter, system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("line"), width: 1 } };
+    const text = { stroke: colour("faint"), font: "11px Inter, system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("line"), width: 1 } };
+    const { isLog } = chart, isTime = settings.axis === "seconds";
     const entries = chart.lines.map((line) => {
       const isSmooth = smooths(chart, line), show = !hidden.has(line.name), raw = series.length;
       if (isSmooth) series.push({ stroke: `${line.colour}40`, width: 1, points: { show: false }, show });
       series.push({ stroke: line.colour, width: isSmooth ? 2 : 1.5, dash: line.isHeldOut ? [6, 4] : undefined, show,
         points: { show: line.xs.length === 1 || (line.isHeldOut && line.xs.length <= 60), size: 5, fill: line.colour } });
-      const swatch = element("i", { className: line.isHeldOut ? "held-out" : "" }), value = element("b", {});
-      swatch.style.borderColor = line.colour;
-      const button = element("button", { type: "button", ariaPressed: String(show), title: `Show or hide ${line.name}` }, swatch, line.name, value);
-      button.addEventListener("click", () => toggle(line.name));
-      legend.append(button);
-      return { line, raw, smooth: isSmooth ? raw + 1 : null, value, button };
+      const swatch = element("i", { className: line.isHeldOut ? "held-out" : "", style: `border-color: ${line.colour}` }), value = element("b");
+      const made = button(swatch, () => toggle(line.name), { ariaPressed: String(show), title: `Show or hide ${line.name}` });
+      made.append(line.name, value);
+      legend.append(made);
+      return { line, raw, smooth: isSmooth ? raw + 1 : null, value, button: made };
     });
-    const title = element("figcaption", {}, ...explain(chart.title), ...(settings.isLog && !isLog ? [element("small", {}, " linear, as values are not above 0")] : []));
+    const linear = settings.isLog && !isLog ? [element("small", {}, " linear, as values are not above 0")] : [];
+    const title = element("figcaption", {}, ...explain(chart.title), ...linear);
     const stage = element("div", { className: "curve" }), figure = element("figure", { className: `chart ${chart.title === "Loss" ? "first" : ""}` }, title, legend, stage);
     charts.append(figure);
     const plot = new Plot({
       width: stage.clientWidth || 320, height: stage.clientHeight || 190, legend: { show: false }, series, padding: [8, 14, 0, 0],
       scales: { x: { time: false }, y: isLog ? { distr: 3, range: (_, low, high) => [low / 1.05, high * 1.05] } : {} },
-      axes: [{ ...text, size: 28, space: 60, values: (_, at) => at.map(settings.axis === "seconds" ? duration : compact), ...(settings.axis === "seconds" ? { incrs: TIMES } : {}) },
+      axes: [{ ...text, size: 28, space: 60, values: (_, at) => at.map(isTime ? duration : compact), ...(isTime ? { incrs: TIMES } : {}) },
         { ...text, size: 54, values: (_, at) => at.map(compact), ...(isLog ? { splits: (self) => ticks(self.scales.y.min, self.scales.y.max), filter: (_, at) => at } : {}) }],
       cursor: { y: false, sync: { key: "curves", scales: ["x", null] }, points: { size: 7 }, bind: { mouseleave: () => () => { point(place); return null; } } },
       hooks: { setCursor: [tell], setScale: [(self, key) => key === "x" && plots.includes(self) && scaled(self)] },
     }, aligned(chart), stage);
     figure.plot = Object.assign(plot, { entries, told, title: chart.title });
     for (const [key, value] of Object.entries({ tabindex: 0, role: "slider", "aria-label": `${chart.title}: the crosshair` })) plot.over.setAttribute(key, value);
-    plot.over.addEventListener("click", () => on.choose(plot.posToVal(plot.cursor.left, "x")));
+    plot.over.addEventListener("click", () => on.choose?.(plot.posToVal(plot.cursor.left, "x")));
     plot.over.addEventListener("keydown", (event) => keys(event, plot));
     return plot;
   }
@@ -100,7 +101,7 @@ export function curves(beside, on) {
   function scaled(self) {
     const xs = self.data[0];
     isZoomed = self.scales.x.min > xs[0] || self.scales.x.max < xs.at(-1);
-    on.zoom(isZoomed);
+    on.zoom?.(isZoomed);
   }
 
   // Writes the values under the crosshair of a chart, or its last ones, into its legend.
@@ -150,7 +151,7 @@ export function curves(beside, on) {
     const factor = { "+": 0.25, "-": 1 }[event.key];
     if (to != null) point(place = xs[Math.max(0, Math.min(xs.length - 1, to))]);
     else if (factor) zoom(Math.max(xs[0], xs[here] - factor * (max - min)), Math.min(xs.at(-1), xs[here] + factor * (max - min)));
-    else if (event.key === "Enter") on.choose(xs[here]);
+    else if (event.key === "Enter") on.choose?.(xs[here]);
     else if (event.key === "0" || event.key === "Escape") zoom();
     else return;
     event.preventDefault();
@@ -160,18 +161,22 @@ export function curves(beside, on) {
     if (!numbers.open || !plots.length) return;
     const named = plots.flatMap((plot) => plot.entries.map(({ line }) => ({ head: `${plot.title}: ${line.name}`, line })));
     const [xs, ...columns] = Plot.join(named.map(({ line }) => [line.xs, line.ys])), every = Math.ceil(xs.length / MOST_ROWS);
-    const rare = named.map(({ line }) => line.xs.length <= MOST_ROWS / 2), kept = xs.map((_, at) => at).filter((at) => at % every === 0 || columns.some((column, place) => rare[place] && column[at] !== undefined));
-    numbers.replaceChildren(numbers.firstElementChild, element("p", {}, every > 1 ? `Every ${every}th of ${xs.length.toLocaleString("en")} places, and all of rare values.` : "All logged places."),
-      table([AXES[settings.axis], ...named.map(({ head }) => head)], kept.map((at) => [xs[at].toLocaleString("en"), ...columns.map((column) => (column[at] === undefined ? "" : precise(column[at])))])));
+    const rare = columns.filter((_, place) => named[place].line.xs.length <= MOST_ROWS / 2);
+    const kept = [...xs.keys()].filter((at) => at % every === 0 || rare.some((column) => column[at] !== undefined));
+    const rows = kept.map((at) => [xs[at].toLocaleString("en"), ...columns.map((column) => (column[at] === undefined ? "" : precise(column[at])))]);
+    numbers.replaceChildren(numbers.firstElementChild,
+      element("p", {}, every > 1 ? `Every ${every}th of ${xs.length.toLocaleString("en")} places, and all of rare values.` : "All logged places."),
+      table([AXES[settings.axis], ...named.map(({ head }) => head)], rows));
   }
 
-  // Draws the charts of `runs` with `settings` { axis, weight, isLog }; charts that exist only get their new points.
-  async function draw(runs, given) {
+  // Draws charts with `settings` { axis, weight, isLog }; charts that exist only get their new points.
+  async function draw(found, given) {
     Plot ??= await uPlot();
-    const found = wanted(runs, given.axis), xs = found.flatMap((chart) => chart.lines.flatMap((line) => [line.xs[0], line.xs.at(-1)]));
+    const xs = found.flatMap((chart) => chart.lines.flatMap((line) => [line.xs[0], line.xs.at(-1)]));
     settings = { ...given, span: [Math.min(...xs), Math.max(...xs)] };
     for (const chart of found) chart.isLog = given.isLog && chart.lines.every((line) => line.ys.every((y) => y > 0));
-    const now = JSON.stringify([given.axis, given.isLog, given.weight > 0, found.map((chart) => [chart.title, chart.isLog, chart.lines.map((line) => [line.name, line.colour])])]);
+    const looks = found.map((chart) => [chart.title, chart.isLog, chart.lines.map((line) => [line.name, line.colour])]);
+    const now = JSON.stringify([given.axis, given.isLog, given.weight > 0, looks]);
     if (now === signature) found.forEach((chart, at) => {
       plots[at].entries.forEach((entry, index) => { entry.line = chart.lines[index]; });
       plots[at].setData(aligned(chart), !isZoomed);
@@ -191,10 +196,16 @@ export function curves(beside, on) {
   function clear() {
     for (const plot of plots) plot.destroy();
     [plots, signature, isZoomed] = [[], "", false];
-    on.zoom(false);
+    on.zoom?.(false);
     charts.replaceChildren();
   }
-  numbers.addEventListener("toggle", list);
-  new ResizeObserver(() => { for (const plot of plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.root.parentElement.clientHeight }); settle(); }).observe(charts);
+  const fit = () => {
+    for (const plot of plots) {
+      const { clientWidth: width, clientHeight: height } = plot.root.parentElement;
+      plot.setSize({ width, height });
+    }
+    settle();
+  };
+  new ResizeObserver(fit).observe(charts);
   return { made: element("div", {}, charts, numbers), draw, clear, zoom, at: (value) => point(place = value) };
 }

@@ -12,15 +12,26 @@ export function element(name, settings = {}, ...children) {
 export const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
 export const number = (x) => (Number.isFinite(x) ? x.toFixed(4) : x > 0 ? "∞" : x < 0 ? "−∞" : "–");
 export const share = (x) => `${(100 * x).toFixed(x < 0.1 ? 2 : 1)} %`;
+export const button = (label, onclick, settings = {}) => element("button", { type: "button", onclick, ...settings }, label);
 
-// A field that offers `names`; the element is its label, and has the field as `select`.
-export function choice(label, names, chosen, words = (name) => name) {
-  const select = element("select", {}, ...names.map((name) =>
-    element("option", { value: name, selected: String(name) === String(chosen) }, words(name))));
-  const made = element("label", {}, label, select);
-  made.select = select;
-  return made;
+// What of `all` has a number that is nearest to a wanted one.
+export const nearest = (all, wanted, of = (each) => each) =>
+  all.reduce((best, each) => (Math.abs(of(each) - wanted) < Math.abs(of(best) - wanted) ? each : best), all[0]);
+// A number in the address, if it is a whole one.
+export const whole = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
+
+// A field that offers `names`; the element is its label, and has the field as `select`. `pick` gets the name that is chosen.
+export function choice(label, names, chosen, pick = null, words = (name) => name) {
+  const options = names.map((name) => element("option", { value: name, selected: String(name) === String(chosen) }, words(name)));
+  const select = element("select", { onchange: pick && (() => pick(select.value)) }, ...options);
+  return Object.assign(element("label", {}, label, select), { select });
 }
+
+// What a form does on submission, and a field of lines on Enter; Shift and Enter begin a new line.
+export const submitted = (act) => (event) => { event.preventDefault(); act(); };
+export const entered = (act) => (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submitted(act)(event);
+};
 
 let terms = new Map(), pattern = null;
 
@@ -47,11 +58,12 @@ export function explain(text) {
   return [...parts, text.slice(begin)];
 }
 
-export function heading(title, words, formula) {
-  const parts = [element("h2", {}, title), element("p", {}, ...explain(words))];
-  if (formula) parts.push(element("p", { className: "formula" }, formula));
-  return parts;
-}
+export const heading = (title, words, formula) => [element("h2", {}, title), element("p", {}, ...explain(words)),
+  ...(formula ? [element("p", { className: "formula" }, formula)] : [])];
+export const folded = (title, ...parts) => element("details", {}, element("summary", {}, title), ...parts);
+export const knobs = (...fields) => element("div", { className: "knobs" }, ...fields);
+// A line that says what the pointer or the arrow keys read.
+export const told = (text = "\u00a0") => element("p", { className: "shape", ariaLive: "polite" }, text);
 
 // Makes many buttons one tab stop: arrow keys move to the next button, or to the nearest one of the row above or below.
 export function together(made) {
@@ -90,11 +102,8 @@ export function bars(rows) {
   const most = Math.max(...rows.flatMap((row) => row.values.map(Math.abs)), 1e-12);
   const made = element("div", { className: "bars" });
   for (const row of rows) {
-    const lengths = row.values.map((value, place) => {
-      const bar = element("div", { className: `bar ${value < 0 || place ? "other" : ""}` });
-      bar.style.width = `${(100 * Math.abs(value)) / most}%`;
-      return bar;
-    });
+    const lengths = row.values.map((value, place) =>
+      element("div", { className: `bar ${value < 0 || place ? "other" : ""}`, style: `width: ${(100 * Math.abs(value)) / most}%` }));
     const word = row.word instanceof Node ? row.word : element("span", { className: "word" }, row.word);
     made.append(word, element("div", { className: lengths.length > 1 ? "pair" : "" }, ...lengths), element("span", {}, row.text));
   }
@@ -115,7 +124,6 @@ const mix = (low, high, at) => low.map((part, place) => Math.round(part + (high[
 export const shade = (at, { none, plus, minus }) => `rgb(${mix(none, at < 0 ? minus : plus, Number.isFinite(at) ? Math.abs(at) : 0.12).join(" ")})`;
 // The square root keeps small numbers visible.
 export const signed = (x) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
-
 const segments = new Intl.Segmenter();
 // At most so many characters, as a reader counts them, apart from what stands beside them in other directions of writing.
 export function shortened(text, most) {
@@ -124,7 +132,6 @@ export function shortened(text, most) {
 }
 
 const SHADES = 255;
-
 // Pixels for values from -SHADES to SHADES, and one for values that are not finite.
 function colours(hue) {
   const { none, plus, minus } = hueOf(hue);
@@ -133,7 +140,6 @@ function colours(hue) {
 }
 
 export const largestOf = (values) => values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
-
 // The places of the numbers of the largest magnitude, the largest first.
 export const strongest = (values, count) => [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, count);
 
@@ -194,21 +200,23 @@ export function map(values, rows, columns, rowNames, columnNames, scale, onCell)
   return element("div", { className: "map" }, named(rowNames, "rows"), canvas, named(columnNames, "columns"));
 }
 
-export function picture(width, height) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  made.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  made.setAttribute("role", "img");
-  made.draw = (name, settings, text) => {
-    const part = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(settings)) part.setAttribute(key, value);
-    if (text != null) part.textContent = text;
-    made.append(part);
-    return part;
-  };
-  return made;
+// A part of a picture, as the last one within `parent`.
+export function draw(parent, name, settings, text) {
+  const part = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(settings)) part.setAttribute(key, value);
+  if (text != null) part.textContent = text;
+  parent.append(part);
+  return part;
+}
+
+// A picture of its own, whose method `draw` adds a part.
+export function picture(width, height, label) {
+  const made = draw(new DocumentFragment(), "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  return Object.assign(made, { draw: (...part) => draw(made, ...part) });
 }
 
 // Formats a number with as many digits as help to compare two numbers of its size.
-export const precise = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(2) : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : Math.abs(x) >= 100 ? x.toFixed(1) : number(x));
+export const precise = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(2)
+  : Math.abs(x) >= 1000 ? Math.round(x).toLocaleString("en") : Math.abs(x) >= 100 ? x.toFixed(1) : number(x));
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 export const compact = (x) => (x !== 0 && Math.abs(x) < 0.01 ? x.toExponential(1) : short.format(x));

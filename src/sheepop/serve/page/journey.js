@@ -1,23 +1,14 @@
 // The journey: one picture of a network. Tokens enter on the left and become ribbons, the residual stream; every block adds to
 // them at two stations; the likeliest next tokens leave on the right. It needs the numbers of `interpret/journey.py` only.
+import { draw, element, hueOf, share, shade, shortened, signed, visible } from "./draw.js";
 
-import { element, hueOf, share, shade, shortened, signed, visible } from "./draw.js";
-
-const SPACE = "http://www.w3.org/2000/svg", TOP = 46, FAINT = 0.06, NAMES = { attention: "Attention", mixer: "Mixer", forward: "Feed-forward" };
+const TOP = 46, FAINT = 0.06, NAMES = { attention: "Attention", mixer: "Mixer", forward: "Feed-forward" };
 const between = (low, value, high) => Math.max(low, Math.min(high, value));
-
-function draw(parent, name, settings, text) {
-  const part = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(settings)) part.setAttribute(key, value);
-  if (text != null) part.textContent = text;
-  parent.append(part);
-  return part;
-}
 
 // Where everything stands: the stations from left to right, and the rows of the tokens from top to bottom.
 export function layout(width, data, unfolded) {
-  const isNarrow = width < 640, names = isNarrow ? 54 : 116, odds = isNarrow ? 94 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
-  const row = between(13, Math.round(520 / data.tokens.length), 48), place = data.position - data.start;
+  const isNarrow = width < 640, names = isNarrow ? 54 : 116, odds = isNarrow ? 106 : 190, end = isNarrow ? 12 : 22, layers = data.weights.length;
+  const row = between(13, Math.round(470 / data.tokens.length), 70), place = data.position - data.start;
   const tall = Math.max(1.5 * row, 44), ys = [];
   let y = TOP;
   data.tokens.forEach((_, t) => {
@@ -37,7 +28,7 @@ export function layout(width, data, unfolded) {
     x += broad;
   }
   stations.push({ id: "prediction", kind: "prediction", x: to, width: end, name: "Prediction" });
-  const ribbon = between(7, 0.6 * row, 26), height = Math.max(y, TOP + data.next.length * 24) + 12;
+  const ribbon = between(7, 0.6 * row, 32), height = Math.max(y, TOP + data.next.length * 24) + 12;
   return { width, height, isNarrow, names, odds, row, ribbon, ys, place, stations, blocks, bottom: y, to };
 }
 
@@ -59,21 +50,21 @@ function ribbons(svg, data, at) {
 
 // What each station adds to the likeliest next token, as a wedge that is poured into the chosen ribbon behind it.
 function wedges(svg, data, at) {
-  const names = at.stations.slice(0, -1).map((station) => station.id), most = Math.max(...names.map((name) => Math.abs(data.adds[name] ?? 0)), 1e-12);
+  const names = at.stations.slice(0, -1).map((station) => station.id);
+  const most = Math.max(...names.map((name) => Math.abs(data.adds[name] ?? 0)), 1e-12);
   const y = at.ys[at.place], edge = at.ribbon / 2, tall = 16, parts = draw(svg, "g", { class: "adds" });
   names.forEach((name, point) => {
-    const value = data.adds[name] ?? 0, out = (tall * Math.abs(value)) / most, left = at.stations[point].x + at.stations[point].width / 2, right = at.stations[point + 1].x;
+    const value = data.adds[name] ?? 0, out = (tall * Math.abs(value)) / most, station = at.stations[point];
+    const left = station.x + station.width / 2, right = at.stations[point + 1].x;
     const side = (sign) => `M${left},${y + sign * edge} v${sign * out} Q${(left + right) / 2},${y + sign * (edge + out)} ${right},${y + sign * edge} Z`;
-    const made = draw(parts, "path", { class: value < 0 ? "add against" : "add", "data-part": name, "data-width": out.toFixed(3), d: `${side(-1)} ${side(1)}` });
-    draw(made, "title", {}, `${at.stations[point].name}: ${value < 0 ? "" : "+"}${value.toFixed(3)} to the logit of ${visible(data.next[0].text)}`);
+    const kind = value < 0 ? "add against" : "add";
+    const made = draw(parts, "path", { class: kind, "data-part": name, "data-width": out.toFixed(3), d: `${side(-1)} ${side(1)}` });
+    draw(made, "title", {}, `${station.name}: ${value < 0 ? "" : "+"}${value.toFixed(3)} to the logit of ${visible(data.next[0].text)}`);
   });
 }
 
 const arc = (x, from, to, bend) => `M${x},${from} C${x - bend},${from} ${x - bend},${to} ${x},${to}`;
-
-function bendOf(at, station, from, to) {
-  return Math.min(0.46 * station.block, 6 + 0.16 * Math.abs(at.ys[to] - at.ys[from]));
-}
+const bendOf = (at, station, from, to) => Math.min(0.46 * station.block, 6 + 0.16 * Math.abs(at.ys[to] - at.ys[from]));
 
 // Attention of all tokens, faintly: a weight is as thick as it is large, in four classes so that long texts stay quick.
 function quietArcs(svg, data, at) {
@@ -97,8 +88,9 @@ function arcsOf(group, data, at, t) {
     if (!weights) continue;
     const thick = between(3, station.block / 20, 5), line = (from, to, weight, kind) => {
       if (!(weight >= 0.02)) return;
-      const settings = { class: kind, "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight, "stroke-width": (thick * Math.sqrt(weight)).toFixed(2) };
-      const made = draw(group, "path", { ...settings, d: from === to ? `M${station.x - 1},${at.ys[t] - 3} q-9,3 0,6` : arc(station.x, at.ys[from], at.ys[to], bendOf(at, station, from, to)) });
+      const d = from === to ? `M${station.x - 1},${at.ys[t] - 3} q-9,3 0,6` : arc(station.x, at.ys[from], at.ys[to], bendOf(at, station, from, to));
+      const told = { "data-layer": station.layer, "data-from": from, "data-to": to, "data-weight": weight };
+      const made = draw(group, "path", { class: kind, d, ...told, "stroke-width": (thick * Math.sqrt(weight)).toFixed(2) });
       draw(made, "title", {}, `${visible(data.tokens[to].text)} looks at ${visible(data.tokens[from].text)} in block ${station.layer}: ${share(weight)}, the mean over heads`);
     };
     weights.forEach((row, other) => other > t && line(t, other, row[t], "found"));
@@ -115,29 +107,30 @@ function odds(svg, data, at, on) {
       "aria-label": `${visible(token.text)}, ${share(token.probability)}${on.write ? "; Enter writes it" : ""}` });
     draw(part, "path", { class: "fan", d: `M${left},${y0} C${left + 24},${y0} ${x - 24},${y} ${x},${y}`, "stroke-width": Math.max(0.4, 22 * token.probability).toFixed(2) });
     draw(part, "rect", { class: "space", x, y: y - gap / 2 + 1, width: wide, height: gap - 2 });
-    draw(part, "rect", { class: "bar", x, y: y - gap / 2 + 2, width: Math.max(1, wide * token.probability).toFixed(2), height: gap - 4, rx: 3, "data-probability": token.probability });
-    draw(part, "text", { x: x + 6, y: y + 4, class: "word" }, shortened(visible(token.text), at.isNarrow ? 4 : 10));
-    draw(part, "text", { x: at.width - 8, y: y + 4, "text-anchor": "end", class: "share" }, at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability));
+    const width = Math.max(1, wide * token.probability).toFixed(2), told = at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability);
+    draw(part, "rect", { class: "bar", x, y: y - gap / 2 + 2, width, height: gap - 4, rx: 3, "data-probability": token.probability });
+    draw(part, "text", { x: x + 6, y: y + 4, class: "word" }, shortened(visible(token.text), at.isNarrow ? 6 : 10));
+    draw(part, "text", { x: at.width - 8, y: y + 4, "text-anchor": "end", class: "share" }, told);
     draw(part, "title", {}, `${visible(token.text)}: ${share(token.probability)}.${on.write ? " A click writes it." : ""}`);
     part.addEventListener("click", () => on.write?.(token.id));
   });
 }
 
 function stationsOf(svg, data, at, chosen, on) {
-  const all = draw(svg, "g", { class: "stations" }), current = chosen.open ?? "embedding", every = Math.ceil(22 / Math.min(22, ...at.blocks.map((block) => block.width)));
+  const all = draw(svg, "g", { class: "stations" }), current = chosen.open ?? "embedding";
+  const every = Math.ceil(22 / Math.min(22, ...at.blocks.map((block) => block.width))), middle = { "text-anchor": "middle" };
   for (const block of at.blocks) {
-    const isWide = block.width > 90;
-    if (isWide || block.layer % every === 0) draw(all, "text", { class: "block", x: block.x + block.width * 0.62, y: 14, "text-anchor": "middle" }, isWide ? `Block ${block.layer}` : block.layer);
+    const isWide = block.width > 90, name = isWide ? `Block ${block.layer}` : block.layer;
+    if (isWide || block.layer % every === 0) draw(all, "text", { class: "block", x: block.x + block.width * 0.62, y: 14, ...middle }, name);
   }
   for (const station of at.stations) {
     const adds = data.adds[station.id], told = adds == null ? "" : `, adds ${adds.toFixed(3)} to the logit of ${visible(data.next[0].text)}`;
-    const made = draw(all, "g", { class: `station of-${station.kind}${station.block < 30 ? " folded" : ""}`, role: "button", tabindex: station.id === current ? 0 : -1, "data-key": station.id,
-      "aria-label": `${station.name}${told}`, "aria-expanded": String(station.id === chosen.open) });
+    const made = draw(all, "g", { class: `station of-${station.kind}${station.block < 30 ? " folded" : ""}`, role: "button", "data-key": station.id,
+      tabindex: station.id === current ? 0 : -1, "aria-label": `${station.name}${told}`, "aria-expanded": String(station.id === chosen.open) });
     draw(made, "rect", { x: station.x - 3, y: TOP - 8, width: station.width + 6, height: at.bottom - TOP + 12, class: "space" });
     draw(made, "rect", { x: station.x, y: TOP - 6, width: station.width, height: at.bottom - TOP + 8, rx: Math.min(6, station.width / 2), class: "body" });
-    const label = { embedding: at.isNarrow ? "" : "Embedding", prediction: at.isNarrow ? "" : "Prediction" }[station.kind]
-      ?? (station.block > 185 ? NAMES[station.kind] : "");
-    draw(made, "text", { x: station.x + station.width / 2, y: station.kind === "prediction" && at.blocks.at(-1).width > 90 ? 14 : 32, "text-anchor": "middle" }, label);
+    const label = station.block == null ? (at.isNarrow ? "" : station.name) : station.block > 185 ? NAMES[station.kind] : "";
+    draw(made, "text", { x: station.x + station.width / 2, y: station.kind === "prediction" && at.blocks.at(-1).width > 90 ? 14 : 32, ...middle }, label);
     draw(made, "title", {}, `${station.name}${told}`);
     made.addEventListener("click", () => on.open?.(station.id === chosen.open ? null : station.id, station.layer));
     for (const event of ["pointerenter", "focus"]) made.addEventListener(event, () => on.point?.(station));
@@ -146,10 +139,10 @@ function stationsOf(svg, data, at, chosen, on) {
 
 // The picture. `on` has what to do: open(station, layer), choose(position), write(id), point(station); each may be missing.
 export function journey(data, chosen, width, on = {}) {
-  const at = layout(width, data, between(0, chosen.layer ?? 0, data.weights.length - 1)), svg = document.createElementNS(SPACE, "svg");
-  const settings = { class: "journey-picture", width: at.width, height: at.height, viewBox: `0 0 ${at.width} ${at.height}`, role: "group",
-    "aria-label": `${data.tokens.length} tokens on their way through ${data.weights.length} blocks to the next token. Left and right move between stations, up and down between tokens.` };
-  for (const [key, value] of Object.entries(settings)) svg.setAttribute(key, value);
+  const at = layout(width, data, between(0, chosen.layer ?? 0, data.weights.length - 1));
+  const svg = draw(new DocumentFragment(), "svg", { class: "journey-picture", width: at.width, height: at.height, viewBox: `0 0 ${at.width} ${at.height}`, role: "group",
+    "aria-label": `${data.tokens.length} tokens on their way through ${data.weights.length} blocks to the next token. `
+      + "Left and right move between stations, up and down between tokens." });
   wedges(svg, data, at);
   ribbons(svg, data, at);
   quietArcs(svg, data, at);
@@ -158,10 +151,11 @@ export function journey(data, chosen, width, on = {}) {
     const made = draw(rows, "g", { class: t === at.place ? "name chosen" : "name", "data-key": `token.${token.position}`, role: "button", tabindex: -1,
       "aria-pressed": String(t === at.place), "aria-label": `Token ${token.position}: ${visible(token.text)}` });
     draw(made, "rect", { class: "space", x: 0, y: at.ys[t] - at.row / 2, width: at.names - 6, height: at.row });
-    draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end", "font-size": between(10, at.row - 6, 14) }, shortened(visible(token.text), at.isNarrow ? 6 : 13));
+    const shown = shortened(visible(token.text), at.isNarrow ? 6 : 13);
+    draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end", "font-size": between(10, at.row - 6, 14) }, shown);
     draw(made, "title", {}, `Token ${token.position}, id ${token.id}: ${shortened(visible(token.text), 300)}`);
     made.addEventListener("click", () => on.choose?.(token.position));
-    made.addEventListener("pointerenter", () => { arcsOf(arcs, data, at, t); on.point?.({ kind: "token", position: token.position }); });
+    made.addEventListener("pointerenter", () => { arcsOf(arcs, data, at, t); on.point?.({ kind: "tokens", position: token.position }); });
     made.addEventListener("pointerleave", () => arcsOf(arcs, data, at, at.place));
   });
   stationsOf(svg, data, at, chosen, on);

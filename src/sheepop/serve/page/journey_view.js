@@ -1,8 +1,7 @@
 // The first view of a trace: the picture with its column of explanations, what is opened below it, and its motion.
-
 import { ask } from "./api.js";
-import { column, topicOf, TOPICS, TOUR } from "./explain.js";
-import { element, share, visible } from "./draw.js";
+import { column, TOPICS, TOUR } from "./explain.js";
+import { button, choice, element, share, visible } from "./draw.js";
 import { journey, layout } from "./journey.js";
 import { opened } from "./opened.js";
 
@@ -30,7 +29,7 @@ export async function show(trace, chosen, change) {
     const topic = TOUR[step - 1], wanted = ["embedding", "heads", "forward", "prediction"].includes(topic) ? TOPICS[topic][4] : null;
     change({ tour: step, open: topic === "heads" && first > 0 ? `attention.${first}` : wanted, layer: before + Math.max(0, first) });
   };
-  const side = column(chosen.tour ? TOUR[chosen.tour - 1] : open ? topicOf(open) : "whole", chosen.tour, go);
+  const side = column(chosen.tour ? TOUR[chosen.tour - 1] : open?.kind ?? "whole", chosen.tour, go);
   const stage = element("div", { className: "stage" }), made = element("div", { className: "journey" });
   const controls = bar(trace, data, change);
   made.append(element("div", { className: "picture-side" }, controls, stage, ...(panel ? [panel] : [])), side);
@@ -38,8 +37,8 @@ export async function show(trace, chosen, change) {
   const on = {
     open: (id, of) => change({ open: id, ...(of == null ? {} : { layer: before + of }) }), choose: (position) => change({ position }),
     write: (id) => change({ append: id }), point: (place) => {
-      controls.querySelector(".told").textContent = place.kind === "token" ? looks(data, place.position - data.start) : told(trace, data);
-      if (!chosen.tour && !motion.isPlaying) side.tell(topicOf(place));
+      controls.querySelector(".told").textContent = place.kind === "tokens" ? looks(data, place.position - data.start) : told(trace, data);
+      if (!chosen.tour && !motion.isPlaying) side.tell(place.kind);
     },
   };
   const redraw = () => {
@@ -48,10 +47,7 @@ export async function show(trace, chosen, change) {
     const wasFocused = stage.contains(document.activeElement) ? document.activeElement.dataset.key : focused;
     stage.picture = journey(data, { ...chosen, layer }, width, on);
     stage.replaceChildren(stage.picture);
-    if (panel) {
-      const station = stage.picture.at.stations.find((each) => each.id === chosen.open);
-      panel.style.setProperty("--at", `${Math.round(station.x + station.width / 2)}px`);
-    }
+    if (panel) panel.point(stage.picture.at.stations.find((each) => each.id === chosen.open));
     // What a click has opened may be below the edge of the screen.
     if (panel && chosen.open !== motion.opened) panel.scrollIntoView({ block: "nearest" });
     motion.opened = chosen.open;
@@ -65,43 +61,37 @@ export async function show(trace, chosen, change) {
 
 // The strongest arc of a token, in words.
 function looks(data, t) {
-  const word = (place) => visible(data.tokens[place].text), best = { weight: 0 };
-  data.weights.forEach((rows, layer) => rows?.[t].forEach((weight, s) => {
-    if (s !== t && weight > best.weight) Object.assign(best, { weight, s, layer });
-  }));
+  const word = (place) => visible(data.tokens[place].text), all = data.weights.flatMap((rows, layer) => rows?.[t].map((weight, s) => ({ weight, s, layer })) ?? []);
+  const best = all.reduce((most, each) => (each.s !== t && each.weight > most.weight ? each : most), { weight: 0 });
   return best.weight ? `${word(t)} looks most at ${word(best.s)}: ${share(best.weight)} in block ${best.layer}` : `${word(t)} looks at itself only`;
 }
 
 // The size of the text, of its cache, and the likeliest next token.
 function told(trace, data) {
-  const { kv_heads: groups, head_dim: size } = trace.sizes, cached = 2 * data.mixed_by.filter((each) => each === "attention").length * groups * size * data.length;
-  return `${data.length === 1 ? "1 token" : `${data.length} tokens`}, ${cached.toLocaleString("en")} numbers in the cache; next after ${visible(data.tokens[data.position - data.start].text)}: ${visible(data.next[0].text)}`;
+  const { kv_heads: groups, head_dim: size } = trace.sizes, layers = data.mixed_by.filter((each) => each === "attention").length;
+  return `${data.length === 1 ? "1 token" : `${data.length} tokens`}, ${(2 * layers * groups * size * data.length).toLocaleString("en")} numbers in the cache; `
+    + `next after ${visible(data.tokens[data.position - data.start].text)}: ${visible(data.next[0].text)}`;
 }
 
 // What stands above the picture: play, pause, step and speed, and the window of a long text.
 function bar(trace, data, change) {
-  const button = (label, title, act, settings = {}) => {
-    const made = element("button", { type: "button", title, ...settings }, label);
-    made.dataset.key = `bar.${title}`;
-    made.addEventListener("click", act);
-    return made;
-  };
-  const play = button(motion.isPlaying ? "Pause" : "Play", "Follow the chosen token through the network, and let the model write", () => motion.toggle?.(), { className: "play" });
-  const speed = element("select", { ariaLabel: "Speed" }, ...[0.5, 1, 2, 4].map((each) => element("option", { value: each, selected: each === motion.speed }, `${each}×`)));
-  speed.addEventListener("change", () => {
-    motion.speed = Number(speed.value);
+  const named = (label, title, act, settings = {}) => button(label, act, { title, "data-key": `bar.${title}`, ...settings });
+  const follow = "Follow the chosen token through the network, and let the model write", end = data.length - 1, most = data.tokens.length, last = data.start + most;
+  const play = named(motion.isPlaying ? "Pause" : "Play", follow, () => motion.toggle?.(), { className: "play" });
+  const { select: speed } = choice("Speed", [0.5, 1, 2, 4], motion.speed, (each) => {
+    motion.speed = Number(each);
     motion.runs.forEach((run) => run.updatePlaybackRate(motion.speed));
-  });
-  const last = data.start + data.tokens.length, most = data.tokens.length;
-  const moves = data.length > most ? [button("Earlier", "Earlier tokens", () => change({ start: Math.max(0, data.start - most), position: Math.max(0, data.start - 1) }), { disabled: !data.start }),
-    element("span", { className: "shape" }, `${data.start} to ${last - 1} of ${data.length}`),
-    button("Later", "Later tokens", () => change({ start: Math.min(data.length - 1, last), position: Math.min(data.length - 1, last + most - 1) }), { disabled: last >= data.length })] : [];
-  return element("div", { className: "controls-bar" }, play, button("Step", "To the next station", () => motion.step?.()), speed, ...moves,
+  }, (each) => `${each}×`);
+  speed.ariaLabel = "Speed";
+  const earlier = () => change({ start: Math.max(0, data.start - most), position: Math.max(0, data.start - 1) });
+  const later = () => change({ start: Math.min(end, last), position: Math.min(end, last + most - 1) });
+  const moves = data.length > most ? [named("Earlier", "Earlier tokens", earlier, { disabled: !data.start }),
+    element("span", { className: "shape" }, `${data.start} to ${last - 1} of ${data.length}`), named("Later", "Later tokens", later, { disabled: last > end })] : [];
+  return element("div", { className: "controls-bar" }, play, named("Step", "To the next station", () => motion.step?.()), speed, ...moves,
     element("span", { className: "shape told" }, told(trace, data)));
 }
 
-// The motion over one picture: a light runs along the chosen ribbon, and what is still to come of it is veiled. Both are animated
-// by the browser, so that nothing needs drawing from one station to the next.
+// The motion: a light runs along the chosen ribbon, and what is still to come is veiled. The browser animates both without drawing anew.
 function moveIn(stage, data, side, change) {
   const { at } = stage.picture, stations = at.stations, last = stations.length - 1, y = at.ys[at.place], calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   const [light, veil] = ["light", "veil"].map((className) => element("div", { className, ariaHidden: "true", hidden: true }));
@@ -110,38 +100,31 @@ function moveIn(stage, data, side, change) {
   veil.style.cssText = `left: ${left}px; top: ${y - high / 2}px; width: ${whole}px; height: ${high}px`;
   light.style.top = `${y - 9}px`;
   stage.append(veil, light);
-  const along = (each, of) => each.animate(stations.map(({ x, width }) => ({ transform: of(x + width / 2), easing: calm ? "step-end" : "linear" })), { duration: PASS, fill: "both" });
+  const steps = (of) => stations.map(({ x, width }) => ({ transform: of(x + width / 2), easing: calm ? "step-end" : "linear" }));
+  const along = (each, of) => each.animate(steps(of), { duration: PASS, fill: "both" });
   if (motion.runs[0]?.playState === "running") motion.place = place();
   motion.runs.forEach((run) => run.cancel());
   const runs = motion.runs = [along(light, (x) => `translateX(${x - 9}px)`), along(veil, (x) => `scaleX(${Math.max(0, left + whole - x) / whole})`)];
   let lit = -1;
-  const seek = (place) => runs.forEach((run) => {
-    run.pause();
-    run.currentTime = place * PASS;
-  });
+  const seek = (place) => runs.forEach((run) => { run.pause(); run.currentTime = place * PASS; });
   const look = () => {
     const index = Math.floor(place() * last + 1e-6);
     if (index === lit) return;
     lit = index;
     drawn.forEach((each, number) => each.classList.toggle("lit", number === index));
     // What changes faster than anybody reads is not told.
-    if (!motion.isPlaying || PASS / last / motion.speed > 500) side.tell(topicOf(stations[index]));
+    if (!motion.isPlaying || PASS / last / motion.speed > 500) side.tell(stations[index].kind);
   };
-  const begin = () => {
-    light.hidden = veil.hidden = false;
-    stage.picture.classList.toggle("moving", true);
-  };
+  const begin = () => { light.hidden = veil.hidden = false; };
   const tick = () => {
     if (!motion.isPlaying || !light.isConnected) return;
     look();
     motion.timer = setTimeout(tick, ((1 - ((place() * last) % 1)) * PASS) / last / motion.speed);
   };
   const start = () => {
+    motion.isPlaying = true;
     begin();
-    for (const run of runs) {
-      run.playbackRate = motion.speed;
-      run.play();
-    }
+    runs.forEach((run) => { run.playbackRate = motion.speed; run.play(); });
     tick();
   };
   // The token is written when the light has arrived, and the next pass begins with it.
@@ -151,11 +134,7 @@ function moveIn(stage, data, side, change) {
     change({ append: data.next[0].id, failed: stop });
   };
   motion.toggle = () => {
-    if (motion.isPlaying) stop();
-    else {
-      motion.isPlaying = true;
-      start();
-    }
+    if (motion.isPlaying) stop(); else start();
     play.textContent = motion.isPlaying ? "Pause" : "Play";
   };
   motion.step = () => {

@@ -1,5 +1,4 @@
 // Libraries of other projects, which lie in vendor/ and are loaded when they are first needed.
-
 import { element } from "./draw.js";
 
 const once = (load) => { let loaded = null; return () => (loaded ??= load()); };
@@ -9,23 +8,11 @@ const sheet = (path) => new Promise((resolve, reject) => {
   document.head.append(element("link", { rel: "stylesheet", href: `/ui/vendor/${path}`, onload: resolve, onerror: () => reject(new Error(`${path} is missing.`)) }));
 });
 
-export const uPlot = once(async () => {
-  const [found] = await Promise.all([import("./vendor/uplot/uplot.js"), sheet("uplot/uplot.css")]);
-  return found.default;
-});
-
+export const uPlot = once(() => Promise.all([import("./vendor/uplot/uplot.js"), sheet("uplot/uplot.css")]).then(([found]) => found.default));
+export const markdownIt = once(() => import("./vendor/markdown-it/markdown-it.js").then((found) => found.default));
 // KaTeX and DOMPurify are no modules; they leave a global name.
-export const katex = once(async () => {
-  await Promise.all([import("./vendor/katex/katex.js"), sheet("katex/katex.css")]);
-  return globalThis.katex;
-});
-
-export const purifier = once(async () => {
-  await import("./vendor/dompurify/dompurify.js");
-  return globalThis.DOMPurify;
-});
-
-export const markdownIt = once(async () => (await import("./vendor/markdown-it/markdown-it.js")).default);
+export const katex = once(() => Promise.all([import("./vendor/katex/katex.js"), sheet("katex/katex.css")]).then(() => globalThis.katex));
+export const purifier = once(() => import("./vendor/dompurify/dompurify.js").then(() => globalThis.DOMPurify));
 
 const LANGUAGES = ["bash", "c", "cpp", "css", "diff", "go", "java", "javascript", "json", "markdown", "python", "rust", "sql", "typescript", "xml", "yaml"];
 

@@ -1,5 +1,4 @@
 // Markdown that a model wrote, as elements that do no harm: no HTML, no images, and links that only lead somewhere.
-
 import { element } from "./draw.js";
 import { highlighter, katex, markdownIt, purifier } from "./libraries.js";
 
@@ -51,20 +50,13 @@ export function drawn({ tokens }, later) {
 function typeset(place) {
   const displayMode = place.classList.contains("display"), key = `${displayMode}${place.textContent}`;
   if (!formulas.has(key) && formulas.size < MOST_FORMULAS) {
-    let found = null;
-    try { found = setter.renderToString(place.textContent, { displayMode, ...LIMITS }); } catch { /* no formula: its source stays */ }
-    formulas.set(key, found);
+    const box = element("span", { className: displayMode ? "math display" : "math" });
+    formulas.set(key, box);
+    try { setter.render(place.textContent, box, { displayMode, ...LIMITS }); } catch { box.replaceChildren(); }
   }
   const found = formulas.get(key);
-  if (!found) return;
-  // The page's policy forbids styles in attributes, so they are set one by one. Within texts and attributes KaTeX writes " as &quot;.
-  const { body } = new DOMParser().parseFromString(found.replaceAll(' style="', ' data-style="'), "text/html");
-  const box = element("span", { className: displayMode ? "math display" : "math" }, ...body.childNodes);
-  for (const each of box.querySelectorAll("[data-style]")) {
-    each.style.cssText = each.dataset.style;
-    delete each.dataset.style;
-  }
-  place.replaceWith(box);
+  // What is no formula stays as it is written.
+  if (found?.hasChildNodes()) place.replaceWith(found.cloneNode(true));
 }
 
 function parserOf(make) {
@@ -83,9 +75,7 @@ function parserOf(make) {
   return made;
 }
 
-function pushFormula(state, content, isBlock) {
-  return Object.assign(state.push("formula", "code", 0), { content, info: isBlock ? "display" : "" });
-}
+const pushFormula = (state, content, isBlock) => Object.assign(state.push("formula", "code", 0), { content, info: isBlock ? "display" : "" });
 
 function inlineFormula(state, silent) {
   const kind = FORMULAS.find(([begin]) => state.src.startsWith(begin, state.pos));

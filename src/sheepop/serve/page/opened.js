@@ -1,8 +1,7 @@
 // A station, opened: its equation with the numbers of the chosen token. The exact tables are one step further.
-
 import { ask, tensor, vector } from "./api.js";
 import { katex } from "./libraries.js";
-import { bars, element, largestOf, matrix, number, share, strip, strongest, together, visible } from "./draw.js";
+import { bars, button, element, largestOf, matrix, number, share, strip, strongest, together, visible } from "./draw.js";
 
 const STRONGEST = 6, MAPS = 16, MAPPED = 512; // rows shown, and the most heads and tokens that have small maps
 const row = (found, place) => found.values.subarray(place * found.shape.at(-1), (place + 1) * found.shape.at(-1));
@@ -19,20 +18,22 @@ async function embedding(trace, chosen) {
 }
 
 async function attention(trace, chosen, change, layer) {
-  const prefix = `blocks.${layer}.attention`, { heads, kv_heads: groups } = trace.sizes, group = Math.floor((chosen.head * groups) / heads), t = chosen.position;
-  const whole = (name, head) => tensor(trace.number, `${prefix}.${name}`, head), of = (name) => vector(trace.number, `${prefix}.${name}`, t, chosen.head);
-  const [q, k, v, scores, own, out] = await Promise.all([of("rotated_q"), whole("rotated_k", group), whole("v", group), of("unmasked"), of("weights"), of("head_outputs")]);
+  const prefix = `blocks.${layer}.attention`, { heads, kv_heads: groups } = trace.sizes, group = Math.floor((chosen.head * groups) / heads);
+  const t = chosen.position, name = visible(trace.tokens[t].text), settings = { numbers: chosen.numbers };
+  const whole = (part, head) => tensor(trace.number, `${prefix}.${part}`, head), of = (part) => vector(trace.number, `${prefix}.${part}`, t, chosen.head);
+  const [q, k, v, scores, own, out] = await Promise.all(
+    [of("rotated_q"), whole("rotated_k", group), whole("v", group), of("unmasked"), of("weights"), of("head_outputs")]);
   const isMapped = heads <= MAPS && trace.tokens.length <= MAPPED, seen = strongest(own, STRONGEST).filter((s) => own[s] > 0);
   const all = await Promise.all(Array.from({ length: heads }, (_, each) => (isMapped ? whole("weights", each) : null)));
   const maps = all.map((found, each) => {
-    const button = element("button", { type: "button", ariaPressed: String(each === chosen.head), title: `Head ${each}` }, ...(found ? [matrix(found.values, ...found.shape, { hue: "query", byRow: true })] : []), String(each));
-    button.dataset.key = `head.${each}`;
-    button.addEventListener("click", () => change({ head: each }));
-    return button;
+    const made = button(String(each), () => change({ head: each }), { ariaPressed: String(each === chosen.head), title: `Head ${each}`, "data-key": `head.${each}` });
+    if (found) made.prepend(matrix(found.values, ...found.shape, { hue: "query", byRow: true }));
+    return made;
   });
-  const name = visible(trace.tokens[t].text), settings = { numbers: chosen.numbers };
+  const scaled = isMapped ? " Each row of a map is scaled by its largest weight, as a square root; "
+    + `the largest weight of this head is ${share(largestOf(all[chosen.head].values))}.` : "";
   return [together(element("div", { className: "heads", ariaLabel: "Heads" }, ...maps)),
-    element("p", { className: "shape" }, `Head ${chosen.head} of ${heads}.${isMapped ? ` Each row of a map is scaled by its largest weight, as a square root; the largest weight of this head is ${share(largestOf(all[chosen.head].values))}.` : ""}`),
+    element("p", { className: "shape" }, `Head ${chosen.head} of ${heads}.${scaled}`),
     line("q", "query", strip(q, "query", { ...settings, name: `The query of ${name}` })),
     ...seen.map((s) => element("div", { className: "term look" }, element("span", { className: "word" }, visible(trace.tokens[s].text)),
       element("b", { className: "is-key" }, "k"), strip(row(k, s), "key", { ...settings, name: "Its key" }),
@@ -42,11 +43,7 @@ async function attention(trace, chosen, change, layer) {
     element("p", { className: "shape" }, `The ${seen.length} largest of ${t + 1} weights are shown; they have ${share(seen.reduce((sum, s) => sum + own[s], 0))} of the sum.`)];
 }
 
-function weightBar(weight) {
-  const bar = element("i", {});
-  bar.style.width = `${(100 * weight).toFixed(1)}%`;
-  return element("span", { className: "track" }, bar);
-}
+const weightBar = (weight) => element("span", { className: "track" }, element("i", { style: `width: ${(100 * weight).toFixed(1)}%` }));
 
 async function added(trace, chosen, layer, name, label, hue) {
   const found = await vector(trace.number, `blocks.${layer}.${name}`, chosen.position);
@@ -55,19 +52,24 @@ async function added(trace, chosen, layer, name, label, hue) {
 
 async function forward(trace, chosen, change, layer) {
   const prefix = `blocks.${layer}.feed_forward`, parts = [];
-  if (trace.tensors.includes(`blocks.${layer}.feed_forward_input`)) parts.push(await added(trace, chosen, layer, "feed_forward_input", "x", "residual"));
+  if (trace.tensors.includes(`${prefix}_input`)) parts.push(await added(trace, chosen, layer, "feed_forward_input", "x", "residual"));
   if (trace.tensors.includes(`${prefix}.hidden`)) {
     const values = await vector(trace.number, `${prefix}.hidden`, chosen.position), units = strongest(values, STRONGEST);
     parts.push(line("hidden", "forward", strip(values, "forward", { numbers: chosen.numbers, name: "The units" })),
-      element("p", {}, `The ${units.length} strongest of ${values.length} units:`), bars(units.map((unit) => ({ word: `unit ${unit}`, values: [values[unit]], text: number(values[unit]) }))));
+      element("p", {}, `The ${units.length} strongest of ${values.length} units:`),
+      bars(units.map((unit) => ({ word: `unit ${unit}`, values: [values[unit]], text: number(values[unit]) }))));
   }
   return [...parts, await added(trace, chosen, layer, "feed_forward_output", "out", "forward")];
 }
 
 async function prediction(trace, chosen, change, layer, data) {
   const found = await ask(trace.number, "next", { position: chosen.position, count: STRONGEST });
-  return [element("p", {}, `Logits z of the likeliest tokens; p = exp(z) divided by the sum over all ${found.vocabulary.toLocaleString("en")} tokens, exp(${number(found.logsumexp)}):`),
-    bars(found.tokens.map((token) => ({ word: visible(token.text), values: [Math.exp(token.logit - found.logsumexp)], text: `z = ${number(token.logit)}, p = ${share(Math.exp(token.logit - found.logsumexp))}` }))),
+  return [element("p", {}, `Logits z of the likeliest tokens; p = exp(z) divided by the sum over all ${found.vocabulary.toLocaleString("en")} tokens, `
+    + `exp(${number(found.logsumexp)}):`),
+    bars(found.tokens.map(({ text, logit }) => {
+      const p = Math.exp(logit - found.logsumexp);
+      return { word: visible(text), values: [p], text: `z = ${number(logit)}, p = ${share(p)}` };
+    })),
     element("p", {}, `The logit of ${visible(data.next[0].text)} is ${number(data.total)}, the sum of what every part adds to it. The largest parts:`),
     bars(data.parts.slice(0, STRONGEST).map((part) => ({ word: part.name, values: [part.nats], text: number(part.nats) })))];
 }
@@ -97,13 +99,12 @@ const OPEN = {
 
 // The panel below a station of the picture.
 export async function opened(station, trace, chosen, change, data) {
-  const [show, view] = OPEN[station.kind], close = element("button", { type: "button", title: "Esc" }, "Close");
-  const layer = station.layer, table = element("button", { type: "button" }, "The exact numbers");
-  close.addEventListener("click", () => change({ open: null }));
-  table.addEventListener("click", () => change({ view, layer: trace.sizes.encoder_layers + (layer ?? 0) }));
-  [close.dataset.key, table.dataset.key] = ["close", "exact"];
+  const [show, view] = OPEN[station.kind], { layer } = station;
+  const close = button("Close", () => change({ open: null }), { title: "Esc", "data-key": "close" });
+  const exact = button("The exact numbers", () => change({ view, layer: trace.sizes.encoder_layers + (layer ?? 0) }), { "data-key": "exact" });
+  const parts = await Promise.all([equations(station.kind), show(trace, chosen, change, layer, data)]);
   const made = element("section", { className: `opened of-${station.kind}`, ariaLabel: station.name }, element("i", { className: "notch", ariaHidden: "true" }),
-    element("div", { className: "bar-of-title" }, element("h2", {}, station.name), table, close), ...(await Promise.all([equations(station.kind), show(trace, chosen, change, layer, data)])).flat());
-  made.style.setProperty("--at", `${Math.round(station.x + station.width / 2)}px`);
-  return made;
+    element("div", { className: "bar-of-title" }, element("h2", {}, station.name), exact, close), ...parts.flat());
+  // Points at the station, wherever it is drawn.
+  return Object.assign(made, { point: ({ x, width }) => made.style.setProperty("--at", `${Math.round(x + width / 2)}px`) });
 }

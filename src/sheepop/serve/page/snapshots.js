@@ -1,12 +1,12 @@
 // Training played over one picture: the journey of a run's prompt through its network at several steps, and its attention.
-
-import { floats, get } from "./api.js";
-import { choice, element, explain, heading, map, share, visible } from "./draw.js";
+import { floats, ofRun } from "./api.js";
+import { choice, element, explain, heading, knobs, map, share, told, visible } from "./draw.js";
 import { journey } from "./journey.js";
 
 const MILLISECONDS = 350; // in which one picture becomes the next
 
-const mixed = (from, to, part) => (Array.isArray(to) ? to.map((each, place) => mixed(from?.[place] ?? 0, each, part)) : to == null ? to : (from ?? 0) + part * (to - (from ?? 0)));
+const mixed = (from, to, part) => (Array.isArray(to) ? to.map((each, place) => mixed(from?.[place] ?? 0, each, part))
+  : to == null ? to : (from ?? 0) + part * (to - (from ?? 0)));
 
 // The numbers between two pictures of the same tokens; the next tokens are those of the second one.
 function between(from, to, part) {
@@ -19,26 +19,27 @@ function between(from, to, part) {
 // Draws a run's pictures in `place`: `refresh` asks which `steps` have one, and `show(step)` shows the last one up to a step. Nothing
 // is fetched while nobody sees it, since a picture of a checkpoint costs the server loading a model.
 export function snapshots(page, run, place) {
-  const name = encodeURIComponent(run), steps = [], told = element("p", {}), stage = element("div", { className: "stage" }), attention = element("div", {}), kept = new Map();
+  const steps = [], kept = new Map(), words = element("p"), stage = element("div", { className: "stage" }), attention = element("div");
   let source = "", traced = new Set(), channels = null, shown = null, isSeen = false, wanted = null, layer = null, frame = 0, fields = null;
 
   async function refresh() {
-    const [found, traces] = await Promise.all([get(`runs/${name}/journeys`), get(`runs/${name}/traces`)]);
+    const [found, traces] = await Promise.all(["journeys", "traces"].map((what) => ofRun(run, what)));
     source = found.source;
     traced = new Set(traces);
     steps.splice(0, steps.length, ...found.steps);
-    if (steps.length && !place.childElementCount) place.append(...heading("Training over one picture", "Each token of the prompt is a ribbon, its residual stream; blue arcs are attention, "
-      + "and gold is what a part adds to the logit of the likeliest next token. The strips are the same channels at every step."), told, stage, attention);
+    if (!steps.length || place.childElementCount) return;
+    place.append(...heading("Training over one picture", "Each token of the prompt is a ribbon, its residual stream; blue arcs are attention, and gold is what "
+      + "a part adds to the logit of the likeliest next token. The strips are the same channels at every step."), words, stage, attention);
   }
 
   // The last picture chooses the channels, since those of the first one vary by chance.
   async function picture(step) {
     if (!channels) {
-      const last = await get(`runs/${name}/journeys/${steps.at(-1)}`);
+      const last = await ofRun(run, `journeys/${steps.at(-1)}`);
       channels = last.channels.join(",");
       kept.set(steps.at(-1), last);
     }
-    if (!kept.has(step)) kept.set(step, await get(`runs/${name}/journeys/${step}`, { channels }));
+    if (!kept.has(step)) kept.set(step, await ofRun(run, `journeys/${step}`, { channels }));
     return kept.get(step);
   }
 
@@ -67,31 +68,33 @@ export function snapshots(page, run, place) {
     if (!isSeen || wanted == null || step == null || step === shown?.step) return;
     const data = await picture(step);
     if (step !== chosen() || !stage.clientWidth) return;
-    const [last, likeliest] = [data.tokens.at(-1), data.next[0]];
-    told.replaceChildren(element("b", {}, `${run}, step ${step.toLocaleString("en")}`), ` (${source === "traces" ? "stored trace" : "checkpoint"} ${steps.indexOf(step) + 1} of ${steps.length}): after `,
-      element("code", {}, visible(last.text)), " the likeliest token is ", element("code", {}, visible(likeliest.text)), ` with ${share(likeliest.probability)}.`);
+    const [last, likeliest] = [data.tokens.at(-1), data.next[0]].map(({ text }) => element("code", {}, visible(text)));
+    const which = `${source === "traces" ? "stored trace" : "checkpoint"} ${steps.indexOf(step) + 1} of ${steps.length}`;
+    words.replaceChildren(element("b", {}, `${run}, step ${step.toLocaleString("en")}`), ` (${which}): after `, last,
+      " the likeliest token is ", likeliest, ` with ${share(data.next[0].probability)}.`);
     move(shown?.data, data);
     stage.dataset.step = step;
     shown = { step, data };
     if (traced.has(step)) await heads(step);
   }
-  const guarded = () => look().catch((error) => page.say(error.message, true));
+  const guarded = page.guarded(look);
 
   // The attention of one head, of which the picture shows the mean.
   async function heads(step) {
-    const trace = await get(`runs/${name}/traces/${step}`);
+    const trace = await ofRun(run, `traces/${step}`);
     if (!fields) {
-      const maps = Object.keys(trace.tensors).filter((each) => each.endsWith("attention.weights")).sort(new Intl.Collator("en", { numeric: true }).compare);
+      const { compare } = new Intl.Collator("en", { numeric: true }), maps = Object.keys(trace.tensors).filter((each) => each.endsWith("attention.weights")).sort(compare);
       if (!maps.length) return;
       const called = (each) => `${each.startsWith("encoder") ? "Encoder block" : "Block"} ${each.split(".")[1]}${each.includes("cross") ? ", the source" : ""}`;
-      fields = [choice("Attention", maps, maps.at(-1), called), choice("Head", [...Array(trace.config.num_heads).keys()], 0)];
-      const made = element("div", { className: "head" });
-      attention.replaceChildren(element("h3", {}, ...explain("The attention of one head")), element("div", { className: "knobs" }, ...fields), made);
-      for (const each of fields) each.select.addEventListener("change", () => { shown = { ...shown, step: null }; guarded(); });
+      const anew = () => { shown = { ...shown, step: null }; guarded(); };
+      fields = [choice("Attention", maps, maps.at(-1), anew, called), choice("Head", [...Array(trace.config.num_heads).keys()], 0, anew)];
+      attention.replaceChildren(element("h3", {}, ...explain("The attention of one head")), knobs(...fields), element("div", { className: "head" }));
     }
-    const [tensor, head] = fields.map((each) => each.select.value), [target, source] = [trace.tokens, trace.source_tokens ?? []].map((tokens) => tokens.map((token) => token.text));
+    const [tensor, head] = fields.map((each) => each.select.value);
+    const [target, source] = [trace.tokens, trace.source_tokens ?? []].map((tokens) => tokens.map((token) => token.text));
     const [queries, keys] = [tensor.startsWith("encoder") ? source : target, /^encoder|cross/.test(tensor) ? source : target];
-    const found = await floats(`runs/${name}/traces/${step}/tensor`, { tensor, head }), cell = element("p", { className: "shape", ariaLive: "polite" }, "A row is the token that attends, a column one that it attends to.");
+    const found = await floats(`runs/${encodeURIComponent(run)}/traces/${step}/tensor`, { tensor, head });
+    const cell = told("A row is the token that attends, a column one that it attends to.");
     if (step !== chosen() || fields.some((each, at) => each.select.value !== [tensor, head][at])) return;
     attention.lastElementChild.replaceChildren(cell, map(found.values, queries.length, keys.length, queries, keys, { hue: "query", byRow: true }, (row, column) => {
       cell.textContent = `${visible(queries[row])} → ${visible(keys[column])}: ${share(found.values[row * keys.length + column])}`;
@@ -102,5 +105,6 @@ export function snapshots(page, run, place) {
   const sized = new ResizeObserver(() => { if (shown && stage.clientWidth !== stage.firstElementChild?.at.width) put(shown.data); });
   seen.observe(place);
   sized.observe(stage);
-  return { steps, refresh, show: (step) => { wanted = step; return guarded(); }, stop: () => { seen.disconnect(); sized.disconnect(); cancelAnimationFrame(frame); } };
+  const stop = () => { seen.disconnect(); sized.disconnect(); cancelAnimationFrame(frame); };
+  return { steps, refresh, stop, show: (step) => { wanted = step; return guarded(); } };
 }

@@ -1,20 +1,16 @@
 // The trace room: a prompt, a strip of its tokens, and a view for each stage, for one model or two.
-
-import { begin, get, once, post } from "./api.js";
-import { choice, element, share, together, visible } from "./draw.js";
+import { begin, once, post, suggested } from "./api.js";
+import { button, choice, element, entered, share, submitted, together, visible, whole } from "./draw.js";
 import { TOUR } from "./explain.js";
 import { stop } from "./journey_view.js";
 import { VIEWS } from "./views.js";
 
-const USUAL = "The sheep jumped over the";
 const KINDS = ["weights", "scores", "unmasked"], WINDOW = 60; // tokens in the picture
 
 export async function open(page) {
-  const given = page.chosen, whole = (value) => (/^\d+$/.test(value ?? "") ? Number(value) : null);
-  const names = page.models.map((each) => each.name);
+  const given = page.chosen, names = page.models.map((each) => each.name);
   if (!names.length) {
-    const again = element("button", { type: "button" }, "Look again");
-    again.addEventListener("click", () => post("reload").then(() => dispatchEvent(new Event("hashchange")), (error) => page.say(error.message, true)));
+    const again = button("Look again", page.guarded(() => post("reload").then(() => dispatchEvent(new Event("hashchange")))));
     page.view.append(element("p", {}, "There is no model yet: the run has no checkpoint so far."), again);
     return;
   }
@@ -24,23 +20,28 @@ export async function open(page) {
     tour: whole(given.tour) >= 1 && whole(given.tour) <= TOUR.length ? whole(given.tour) : null };
   let ids = given.ids ? given.ids.split(",").map(Number) : null, traces = [], latest = 0;
 
-  // A prompt of the kind that the model learnt to continue, if it is a run whose held-out text is here.
-  const suggested = (name) => (page.runs.includes(name) ? get(`runs/${encodeURIComponent(name)}/prompt`).catch(() => USUAL) : USUAL);
-  let suggestion = given.prompt == null ? await suggested(names.includes(given.model) ? given.model : names[0]) : null;
-  const prompt = element("textarea", { id: "prompt", rows: 1, autocomplete: "off", spellcheck: false, value: given.prompt ?? suggestion });
-  const target = element("input", { id: "target", autocomplete: "off", spellcheck: false, value: given.target ?? "" });
-  const written = element("label", { className: "wide" }, "Target so far", target);
-  const model = choice("Model", names, given.model), beside = choice("Compare with", ["", ...names], given.beside);
+  let suggestion = given.prompt == null ? await suggested(page.runs, names.includes(given.model) ? given.model : names[0]) : null;
+  const usual = { autocomplete: "off", spellcheck: false, oninput: () => { ids = null; } };
+  const prompt = element("textarea", { id: "prompt", rows: 1, ...usual, value: given.prompt ?? suggestion, onkeydown: entered(() => anew()) });
+  const target = element("input", { id: "target", ...usual, value: given.target ?? "" }), written = element("label", { className: "wide" }, "Target so far", target);
+  const model = choice("Model", names, given.model, async () => {
+    if (prompt.value === suggestion) prompt.value = suggestion = await suggested(page.runs, model.select.value);
+    ids = null;
+    start();
+  });
+  const beside = choice("Compare with", ["", ...names], given.beside, () => { ids = null; start(); }, (name) => name || "none");
   model.select.id = "model";
-  beside.select.options[0].textContent = "none";
-  const numbers = element("input", { type: "checkbox", checked: chosen.numbers });
-  numbers.addEventListener("change", () => change({ numbers: numbers.checked }));
-  const fresh = element("button", { type: "button", title: "Load the models again, such as a run's newest checkpoint" }, "Reload");
-  const form = element("form", { id: "ask" },
-    element("div", { className: "asking" }, element("label", { className: "wide" }, "Prompt", prompt), element("button", { title: "Enter; Shift and Enter begin a new line" }, "Trace")),
-    written, element("div", { className: "options" }, model, ...(names.length > 1 ? [beside] : []), fresh,
-      element("label", { className: "box", title: "Decimals instead of colours alone" }, numbers, "Show numbers")));
-  page.controls.append(form);
+  const numbers = element("input", { type: "checkbox", checked: chosen.numbers, onchange: () => change({ numbers: numbers.checked }) });
+  const reload = button("Reload", page.guarded(async () => {
+    page.say("Loading the models again …");
+    await post("reload");
+    await start();
+  }), { title: "Load the models again, such as a run's newest checkpoint" });
+  page.controls.append(element("form", { id: "ask", onsubmit: submitted(() => anew()) },
+    element("div", { className: "asking" }, element("label", { className: "wide" }, "Prompt", prompt),
+      element("button", { title: "Enter; Shift and Enter begin a new line" }, "Trace")),
+    written, element("div", { className: "options" }, model, ...(names.length > 1 ? [beside] : []), reload,
+      element("label", { className: "box", title: "Decimals instead of colours alone" }, numbers, "Show numbers"))));
 
   const encodes = (name) => page.models.find((each) => each.name === name)?.encodes ?? false;
 
@@ -72,29 +73,26 @@ export async function open(page) {
 
   async function drawStrip() {
     const { tokens, source_tokens } = traces[0], predictions = await once(traces[0], "predictions");
-    const read = source_tokens.map((token) => {
-      const chip = element("button", { className: "token source", ariaPressed: String(token.position === chosen.source),
-        title: `Token ${token.position} of the source, id ${token.id}` }, visible(token.text), element("small", {}, "source"));
-      chip.addEventListener("click", () => change({ source: token.position }));
-      return chip;
+    const chip = ({ text, position }, name, title, below, more = "") => {
+      const made = button(visible(text), () => change({ [name]: position }), { className: `token ${more}`, title, ariaPressed: String(position === chosen[name]) });
+      made.append(element("small", {}, below));
+      return made;
+    };
+    const read = source_tokens.map((token) => chip(token, "source", `Token ${token.position} of the source, id ${token.id}`, "source", "source"));
+    const own = tokens.map((token) => {
+      const before = predictions[token.position - 1], likely = before && share(Math.exp(before.logprob));
+      return chip(token, "position", `Token ${token.position}, id ${token.id}${likely ? `, expected with ${likely}` : ""}`, likely ?? "–");
     });
-    page.strip.replaceChildren(together(element("div", { className: "chips" }, ...read, ...tokens.map((token) => {
-      const before = predictions[token.position - 1];
-      const chip = element("button", { className: "token", ariaPressed: String(token.position === chosen.position),
-        title: `Token ${token.position}, id ${token.id}${before ? `, expected with ${share(Math.exp(before.logprob))}` : ""}` },
-      visible(token.text), element("small", {}, before ? share(Math.exp(before.logprob)) : "–"));
-      chip.addEventListener("click", () => change({ position: token.position }));
-      return chip;
-    }))));
+    page.strip.replaceChildren(together(element("div", { className: "chips" }, ...read, ...own)));
   }
 
   function drawStages() {
     page.stages.replaceChildren(...Object.entries(VIEWS).map(([name, [label, , title]]) => {
       const isChosen = name === chosen.view;
-      const tab = element("button", { role: "tab", title, ariaSelected: String(isChosen), tabIndex: isChosen ? 0 : -1 }, label);
-      tab.addEventListener("click", () => change({ view: name }));
-      return tab;
+      return button(label, () => change({ view: name }), { role: "tab", title, ariaSelected: String(isChosen), tabIndex: isChosen ? 0 : -1 });
     }));
+    // On a phone the row of stages scrolls sideways.
+    page.stages.scrollLeft = page.stages.querySelector("[aria-selected=true]").offsetLeft - page.stages.clientWidth / 2;
   }
 
   async function show() {
@@ -156,42 +154,21 @@ export async function open(page) {
     else if (chosen.open || chosen.tour) change({ open: null, tour: null });
   }
 
-  page.stages.addEventListener("keydown", onKey);
-  document.addEventListener("keydown", onEscape);
+  function anew() {
+    stop();
+    chosen.position = null;
+    start();
+  }
+
+  page.stages.onkeydown = onKey;
+  document.onkeydown = onEscape;
   page.view.setAttribute("role", "tabpanel");
   page.until(() => {
     latest++;
     stop();
-    page.stages.removeEventListener("keydown", onKey);
-    document.removeEventListener("keydown", onEscape);
+    page.stages.onkeydown = document.onkeydown = null;
     page.view.removeAttribute("role");
     page.view.className = "";
-  });
-  prompt.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey) return;
-    event.preventDefault();
-    form.requestSubmit();
-  });
-  for (const field of [prompt, target]) field.addEventListener("input", () => { ids = null; });
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    stop();
-    chosen.position = null;
-    start();
-  });
-  for (const each of [model, beside]) each.select.addEventListener("change", async () => {
-    if (each === model && prompt.value === suggestion) prompt.value = suggestion = await suggested(model.select.value);
-    ids = null;
-    start();
-  });
-  fresh.addEventListener("click", async () => {
-    page.say("Loading the models again …");
-    try {
-      await post("reload");
-      await start();
-    } catch (error) {
-      page.say(error.message, true);
-    }
   });
   await start();
 }

@@ -1,9 +1,7 @@
-// The training room: curves of one run or several while they train, what they write, and their network over time. One step is chosen
-// for all of them: by the slider, by a click in a chart, or by playing.
-
-import { get } from "./api.js";
-import { AXES, curves, placed } from "./curves.js";
-import { choice, compact, element, explain, heading, precise, table } from "./draw.js";
+// The training room: curves of runs while they train, what they write, and their network over time, all of them at one chosen step.
+import { get, ofRun } from "./api.js";
+import { AXES, charted, curves, placed } from "./curves.js";
+import { button, choice, compact, element, explain, heading, nearest, precise, table } from "./draw.js";
 import { snapshots } from "./snapshots.js";
 
 const TEXTS = [
@@ -18,24 +16,28 @@ export async function open(page) {
     page.view.append(...heading("No run here", "This room shows runs. Start the page with one or several: sheepop ui runs/quickstart"));
     return;
   }
-  const given = page.chosen, run = choice("Run", page.runs, given.run), along = choice("Over", Object.keys(AXES), given.over ?? "step", (name) => AXES[name]);
-  const scale = choice("Scale", ["linear", "logarithmic"], given.scale ?? "linear"), others = new Set((given.beside ?? "").split("|").filter((name) => page.runs.includes(name)));
-  const weight = element("input", { type: "range", min: 0, max: 0.999, step: 0.001, value: given.smooth ?? 0.6 }), told = element("output", {});
-  const whole = element("button", { type: "button", disabled: true, title: "Drag in a chart, or press + in it, to look closer; a double click or 0 undoes it" }, "Show all");
+  const given = page.chosen, run = choice("Run", page.runs, given.run, () => { step = null; restart(); });
+  const along = choice("Over", Object.keys(AXES), given.over ?? "step", () => redraw(), (name) => AXES[name]);
+  const scale = choice("Scale", ["linear", "logarithmic"], given.scale ?? "linear", () => redraw());
+  const others = new Set((given.beside ?? "").split("|").filter((name) => page.runs.includes(name)));
+  const weight = element("input", { type: "range", min: 0, max: 0.999, step: 0.001, value: given.smooth ?? 0.6, oninput: () => redraw() }), told = element("output", {});
+  const closer = "Drag in a chart, or press + in it, to look closer; a double click or 0 undoes it";
+  const whole = button("Show all", () => drawn.zoom(), { disabled: true, title: closer });
   const boxes = page.runs.map((name) => {
-    const box = element("input", { type: "checkbox", checked: others.has(name), value: name });
-    box.addEventListener("change", () => { if (box.checked) others.add(name); else others.delete(name); restart(); });
-    return element("label", { className: "box" }, box, name);
+    const onchange = ({ target }) => { others[target.checked ? "add" : "delete"](name); restart(); };
+    return element("label", { className: "box" }, element("input", { type: "checkbox", checked: others.has(name), value: name, onchange }), name);
   });
   page.controls.append(element("form", {}, run, along, scale, element("label", {}, element("span", {}, "Smoothing ", told), weight), whole,
     ...(page.runs.length > 1 ? [element("fieldset", {}, element("legend", {}, "Compare with"), ...boxes)] : [])));
-  const [facts, charts, writing, answers, network, settings] = Array.from({ length: 6 }, (_, place) => element("section", place === 2 ? { className: "writing", tabIndex: 0, ariaLabel: "Texts at the chosen step" } : {}));
-  const play = element("button", { type: "button", className: "play" }, "Play"), at = element("input", { type: "range", min: 0, ariaLabel: "Step" }), read = element("output", { className: "shape" });
+  const [facts, charts, answers, network, settings] = Array.from({ length: 5 }, () => element("section"));
+  const writing = element("section", { className: "writing", tabIndex: 0, ariaLabel: "Texts at the chosen step" });
+  const play = button("Play", () => (playing ? pause() : begin()), { className: "play" }), read = element("output", { className: "shape" });
+  const at = element("input", { type: "range", min: 0, ariaLabel: "Step", oninput: () => { pause(); choose(marks[Number(at.value)]); } });
   const player = element("div", { className: "player", role: "group", ariaLabel: "The chosen step" }, play, at, read);
   page.view.append(facts, charts, answers, network, settings, player);
   const known = new Map(); // the rows of each run so far, and the offset up to which its file was read
   let turn = 0, timer = null, playing = null, step = given.step == null ? null : Number(given.step), samples = [], marks = [], pictures = null, drawnTexts = "";
-  const drawn = curves(writing, { choose: (value) => choose(stepAt(value)), zoom: (isZoomed) => { whole.disabled = !isZoomed; } });
+  const drawn = curves({ choose: (value) => choose(stepAt(value)), zoom: (isZoomed) => { whole.disabled = !isZoomed; } }, writing);
   charts.append(...heading("Curves", "A colour is a run; dashed lines are its held-out text. The crosshair is at the chosen step: move the slider below, or click in a chart. "
     + "Drag to look closer; a double click shows all again."), drawn.made);
   page.until(() => { turn++; clearTimeout(timer); pause(); pictures?.stop(); drawn.clear(); });
@@ -47,7 +49,7 @@ export async function open(page) {
   async function follow(name) {
     const all = known.get(name) ?? { rows: [], offset: 0 };
     for (;;) {
-      const more = await get(`runs/${encodeURIComponent(name)}/metrics`, { offset: all.offset });
+      const more = await ofRun(name, "metrics", { offset: all.offset });
       // A resumed run may have removed rows; then its file is read from the start.
       if (more.from !== all.offset) all.rows = [];
       all.rows.push(...more.rows);
@@ -59,8 +61,10 @@ export async function open(page) {
 
   function drawCurves() {
     told.textContent = weight.value;
-    weight.title = `The curve m follows each logged value y by m ← ${weight.value} m + ${(1 - weight.value).toFixed(3)} y; the values themselves are faint. Held-out text is never smoothed.`;
-    return drawn.draw(shown().map((name) => [name, known.get(name).rows]), { axis: along.select.value, weight: Number(weight.value), isLog: scale.select.value === "logarithmic" });
+    weight.title = `The curve m follows each logged value y by m ← ${weight.value} m + ${(1 - weight.value).toFixed(3)} y; `
+      + "the values themselves are faint. Held-out text is never smoothed.";
+    const axis = along.select.value, settings = { axis, weight: Number(weight.value), isLog: scale.select.value === "logarithmic" };
+    return drawn.draw(charted(shown().map((name) => [name, known.get(name).rows]), axis), settings);
   }
 
   async function drawFacts() {
@@ -71,9 +75,10 @@ export async function open(page) {
     const head = ["Run", "State", "Steps", "Parameters", "Best loss", "Bits per byte"].map((each) => element("span", {}, ...explain(each)));
     const links = found.flatMap((each) => each.pages.map((kind) => element("a", { target: "_blank", rel: "noopener",
       href: `/ui/runs/${encodeURIComponent(each.name)}/pages/${kind}` }, `${PAGES[kind]} of ${each.name}`)));
-    const advised = await Promise.all(shown().filter((name) => known.get(name).rows.some((row) => row.split === "analysis")).map(async (name) =>
-      (await get(`runs/${encodeURIComponent(name)}/advice`)).advice.map(({ words }) => element("li", {}, shown().length > 1 ? `${name}: ${words}` : words))));
-    const advice = advised.flat().length ? [element("h3", {}, "Advice"), element("ul", {}, ...advised.flat())] : [];
+    const measured = shown().filter((name) => known.get(name).rows.some((row) => row.split === "analysis"));
+    const advised = await Promise.all(measured.map(async (name) =>
+      (await ofRun(name, "advice")).advice.map(({ words }) => element("li", {}, shown().length > 1 ? `${name}: ${words}` : words))));
+    const advice = advised.flat().length ? [element("h2", {}, "Advice"), element("ul", {}, ...advised.flat())] : [];
     facts.replaceChildren(table(head, listed), element("p", { className: "links" }, ...links), ...advice);
   }
 
@@ -83,7 +88,7 @@ export async function open(page) {
   }
 
   async function readTexts() {
-    samples = await Promise.all(shown().map(async (name) => [name, await get(`runs/${encodeURIComponent(name)}/samples`)]));
+    samples = await Promise.all(shown().map(async (name) => [name, await ofRun(name, "samples")]));
     await pictures.refresh();
     marks = [...new Set([...samples.flatMap(([, found]) => found.map((row) => row.step)), ...pictures.steps])].sort((a, b) => a - b);
     player.hidden = !marks.length;
@@ -91,13 +96,12 @@ export async function open(page) {
     show();
   }
 
-  const stepAt = (value) => rows().reduce((best, row) => (Math.abs(row[along.select.value] - value) < Math.abs(best[along.select.value] - value) ? row : best), rows()[0])?.step;
-  const nearest = (wanted) => marks.reduce((best, mark) => (Math.abs(mark - wanted) < Math.abs(best - wanted) ? mark : best), marks[0]);
+  const stepAt = (value) => nearest(rows(), value, (row) => row[along.select.value])?.step;
 
   // Chooses the step nearest to a wanted one that has something to show; the last one is followed while a run trains.
   function choose(wanted) {
     if (!marks.length) return;
-    const found = nearest(wanted);
+    const found = nearest(marks, wanted);
     step = found === marks.at(-1) ? null : found;
     remember();
     show();
@@ -105,7 +109,7 @@ export async function open(page) {
 
   // Everything at the chosen step.
   function show() {
-    const now = step == null ? marks.at(-1) : nearest(step);
+    const now = step == null ? marks.at(-1) : nearest(marks, step);
     if (now == null) return;
     at.value = marks.indexOf(now);
     const last = (split) => rows().findLast((row) => row.split === split && row.step <= now && row.loss != null)?.loss, axis = along.select.value;
@@ -135,17 +139,15 @@ export async function open(page) {
     playing = clearInterval(playing);
     play.textContent = "Play";
   }
-  play.addEventListener("click", () => {
-    if (playing) return pause();
+
+  function begin() {
     if (Number(at.value) === marks.length - 1) choose(marks[0]);
     play.textContent = "Pause";
     playing = setInterval(() => {
       choose(marks[Number(at.value) + 1]);
       if (Number(at.value) >= marks.length - 1) pause();
     }, FRAME);
-    return undefined;
-  });
-  at.addEventListener("input", () => { pause(); choose(marks[Number(at.value)]); });
+  }
 
   async function drawSettings() {
     if (page.runs.length < 2) return;
@@ -189,11 +191,11 @@ export async function open(page) {
     return look(++turn);
   }
 
-  const redraw = () => { remember(); drawCurves().then(show, (error) => page.say(error.message, true)); };
-  for (const each of [along.select, scale.select]) each.addEventListener("change", redraw);
-  weight.addEventListener("input", redraw);
-  run.select.addEventListener("change", () => { step = null; restart(); });
-  whole.addEventListener("click", () => drawn.zoom());
+  const redraw = page.guarded(async () => {
+    remember();
+    await drawCurves();
+    show();
+  });
   await restart();
   await drawSettings();
 }
