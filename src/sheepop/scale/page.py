@@ -12,7 +12,7 @@ import numpy as np
 
 import sheepop
 from sheepop.report import Page, save_png, shown
-from sheepop.report.figures import blank_figure, finish_axes
+from sheepop.report.figures import blank_figure, finish_axes, label_few_powers
 from sheepop.report.palette import NEUTRAL, RUNS, SCORE
 from sheepop.scale.allocation import best_size, curves
 from sheepop.scale.family import Family
@@ -195,8 +195,6 @@ def law_figure(scaled: Scaled) -> Figure:
 
 
 def _draw_curves(axes: Axes, scaled: Scaled) -> None:
-    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator  # loads slowly
-
     for place, curve in enumerate(curves(scaled.runs)):
         color, sizes = RUNS[place % len(RUNS)], [run.parameters for run in curve.runs]
         axes.plot(sizes, [run.loss for run in curve.runs], "o", color=color, markersize=5)
@@ -207,11 +205,7 @@ def _draw_curves(axes: Axes, scaled: Scaled) -> None:
         axes.plot(grid, by_law, color=color, linewidth=1.1, linestyle=":")
         if curve.best is not None and curve.loss is not None:
             axes.plot([curve.best], [curve.loss], "v", color=color, markersize=8)
-    axes.set_xscale("log")
-    # Of a narrow range matplotlib labels every tick, and the labels overlap.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_minor_locator(NullLocator())
+    label_few_powers(axes)
     finish_axes(axes, "Equal operations (dotted: the law; triangles: lowest)", "Parameters that multiply a token")
     axes.set_ylabel("Held-out loss (nats per token)", fontsize=9)
 
