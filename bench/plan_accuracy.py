@@ -30,8 +30,8 @@ from record import add_json_option, write_record
 
 _KINDS = ("text", "lora", "grpo", "text", "lora", "grpo", "text", "lora", "grpo", "text")
 _COMPARED = ("memory", "counted_memory", "tensors", "seconds", "seconds_alone")
-# Operations of the steps of a run, about half a minute on two cores, and the fewest and the most steps.
-_OPERATIONS, _FEWEST_STEPS, _MOST_STEPS = 2.5e11, 12, 800
+# Operations of the steps of a run, about a quarter of a minute on two cores, and the fewest and the most steps.
+_OPERATIONS, _FEWEST_STEPS, _MOST_STEPS = 1.2e11, 12, 800
 _BASE = (256, 6)  # width and layers of the model to tune
 _WORDS = ("sheep", "wolf", "meadow", "fence", "night", "jumps", "over", "sleeps", "under", "counts", "the", "a")
 _REWARD = "def reward(prompt, answer, **fields):\n    return float(answer.count('e'))\n"
@@ -94,7 +94,7 @@ def drawn(kind: str, draw: random.Random, place: Path) -> tuple[list[str], list[
 
 
 def steps_of(width: int, layers: int, tokens: int) -> str:
-    """The setting of so many steps on `tokens` that they take about half a minute."""
+    """The setting of so many steps on `tokens` that they take about a quarter of a minute."""
     steps = round(_OPERATIONS / (6 * 12 * layers * width**2 * tokens))
     return f"training.max_steps={min(max(steps, _FEWEST_STEPS), _MOST_STEPS)}"
 

@@ -184,45 +184,52 @@ def test_a_sound_run_has_no_finding_and_its_counts_are_its_own(configured: Confi
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_of_an_adapter_and_of_rollouts_are_planned(
-    base: Path, configured: Configured, tmp_path: Path, text_folder: Path
-) -> None:
+@pytest.fixture(scope="module")
+def wide(configured: Configured, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose activations are larger than the ids of its tokens."""
+    settings = ("model.max_seq_len=64", "model.dropout=0", "model.d_model=64", "training.max_steps=1")
+    return train(configured(tmp_path_factory.mktemp("wide") / "run", *settings)).run
+
+
+def test_steps_of_an_adapter_and_of_rollouts_are_planned(wide: Path, tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(
         "".join(json.dumps({"prompt": f"Sheep {n}", "completion": "jumps"}) + "\n" for n in range(12))
     )
     (tmp_path / "check.py").write_text("def reward(prompt, answer, **fields):\n    return float(len(answer))\n")
     shared = ("--data", tmp_path / "chats.jsonl", "--device", "cpu", "--seconds", "0.1", "--json")
     sizes = ("training.global_batch_size=4", "training.max_steps=2", "training.precision=fp32")
-    lora = in_process("plan", base, "--method", "sft", *shared, *sizes, "tuning.lora.rank=2")
+    lora = in_process("plan", wide, "--method", "sft", *shared, *sizes, "tuning.lora.rank=2")
     assert lora.code == 0, lora.out
     found = json.loads(lora.out)
     assert found["memory"]["moments"] < found["memory"]["weights"] / 2  # those of the adapter only
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.25)
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.1)
     settings = (
         f"tuning.grpo.reward={tmp_path / 'check.py'}",
         "tuning.grpo.group_size=2",
         "tuning.grpo.max_new_tokens=8",
     )
-    rewarded = in_process("plan", base, "--method", "grpo", *shared, *sizes, *settings)
+    rewarded = in_process("plan", wide, "--method", "grpo", *shared, *sizes, *settings)
     assert rewarded.code == 0, rewarded.out
     found = json.loads(rewarded.out)
     assert found["time"]["steps"] == 2
     assert found["memory"]["cache"] > 0
+    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.1)
     (tmp_path / "check.py").write_text("def score(prompt, answer):\n    return 1.0\n")
-    rewarded = in_process("plan", base, "--method", "grpo", *shared, *sizes, *settings)
+    rewarded = in_process("plan", wide, "--method", "grpo", *shared, *sizes, *settings)
     assert rewarded.code == 1
     assert "reward" in json.loads(rewarded.out)["findings"][0]["words"]
 
 
-def test_a_step_on_pairs_reads_both_answers(base: Path, tmp_path: Path) -> None:
+def test_a_step_on_pairs_reads_both_answers(wide: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"Sheep {n}", "chosen": "jumps over", "rejected": "sleeps all night"} for n in range(12)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sizes = ("training.global_batch_size=4", "training.micro_batch_size=4", "training.max_steps=2")
     shared = ("--data", tmp_path / "pairs.jsonl", "--device", "cpu", "--seconds", "0.1", "--json")
-    done = in_process("plan", base, "--method", "dpo", *shared, *sizes, "training.precision=fp32")
+    done = in_process("plan", wide, "--method", "dpo", *shared, *sizes, "training.precision=fp32")
     assert done.code == 0, done.out
     found = json.loads(done.out)
-    assert found["measured_tensors"] == pytest.approx(found["memory"]["tensors"], rel=0.25)
+    # Logits are counted as if every token were learnt, which prompts are not.
+    assert 0.85 < found["measured_tensors"] / found["memory"]["tensors"] < 1.02
 
 
 def test_examples_that_are_all_too_long_are_found(base: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,6 +51,16 @@ def test_one_prompt_in_five_from_elsewhere_is_found() -> None:
         assert found.told.low < 0.5 + share / 2 < found.told.high
         assert all(word in STRANGE for prompt in found.farthest for word in prompt.split())
         assert found.words and set(found.words) <= set(STRANGE)
+
+
+def test_known_words_in_another_order_are_told_by_their_pairs() -> None:
+    draw = random.Random("order")
+    after = dict(zip(KNOWN, KNOWN[1:] + KNOWN[:1], strict=True))
+
+    prompts = [" ".join(f"{word} {after[word]}" for word in draw.choices(KNOWN, k=4)) for _ in range(100)]
+    drawn = samples(prompts, [" ".join(draw.choices(KNOWN, k=300)) for _ in range(60)], 0)
+    assert drift(drawn, partial(word_vectors, count=2)).told.low > 0.8
+    assert not drift(drawn, word_vectors).is_certain
 
 
 def test_pieces_are_as_long_as_the_prompts_and_from_all_of_the_data_alike() -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
 import pytest
 from scipy.stats import fisher_exact
-from sklearn.cluster import KMeans
 
-from sheepop.core.random import numpy_generator
 from sheepop.monitor import kinds as module
-from sheepop.monitor.kinds import k_means, kinds
+from sheepop.monitor.kinds import kinds
 
 from .test_figures import answered
 
@@ -27,10 +24,7 @@ def prompts(draw: random.Random, topic: str, count: int) -> list[str]:
     return [f"please tell me {' '.join(draw.choices(TOPICS[topic], k=6))}" for _ in range(count)]
 
 
-@pytest.mark.parametrize("engine", ["scikit-learn", "own"])
-def test_the_kind_that_gets_bad_votes_is_found(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if engine == "own":
-        monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+def test_the_kind_that_gets_bad_votes_is_found() -> None:
     draw = random.Random(0)
     answers = []
     for topic, bad in (("sums", 0.8), ("rivers", 0.2), ("bread", 0.2)):
@@ -65,14 +59,5 @@ def test_the_chance_of_more_bad_votes_is_fishers() -> None:
     for bad, count, all_bad, total in ((8, 10, 20, 60), (0, 5, 3, 9), (3, 3, 3, 9), (10, 55, 12, 60)):
         table = [[bad, count - bad], [all_bad - bad, total - count - all_bad + bad]]
         expected = fisher_exact(table, "greater").pvalue
-        assert module._chance_of_more(bad, count, all_bad, total) == pytest.approx(expected)
-
-
-def test_the_own_clusters_are_as_close_as_those_of_scikit_learn() -> None:
-    draw = np.random.default_rng(1)
-    points = np.vstack([draw.normal(center, 1.0, (50, 4)) for center in (0, 3, 6, 9)])
-    labels, centers = k_means(points, 4, numpy_generator(0, "test"))
-    spread = ((points - centers[labels]) ** 2).sum()
-    assert spread == pytest.approx(KMeans(4, n_init=10, random_state=0).fit(points).inertia_, rel=1e-6)
-    same, _ = k_means(np.ones((5, 2)), 3, numpy_generator(0, "test"))
-    assert set(same) == {0}
+        is_bad = np.repeat([True, False, True, False], [*table[0], *table[1]])
+        assert module._chance_of_more(is_bad, np.arange(total) < count) == pytest.approx(expected)

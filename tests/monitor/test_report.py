@@ -15,13 +15,11 @@ import sheepop
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import DataError, UsageError
 from sheepop.jobs.config import load_config
-from sheepop.jobs.monitor import _texts_of_run, compare, monitor
+from sheepop.jobs.monitor import _texts_of_run, compare, mean_states, monitor
 from sheepop.jobs.run.record import write_run_config
 from sheepop.monitor.answered import read_answers
 from sheepop.monitor.figures import Alert
-from sheepop.monitor.hidden_states import mean_states
-from sheepop.monitor.log import LogFaults
-from sheepop.serve.conversation_log import SUFFIX, check_sum
+from sheepop.serve.conversation_log import SUFFIX, LogFaults, check_sum
 
 from ..command_line import in_process
 from ..running import train
@@ -112,7 +110,7 @@ def test_prompts_are_compared_by_the_hidden_states_of_a_run(
         say(f"Sheep number {number % 30} jumps over", "the fence.", votes=(1,))
     answers = list(read_answers(tmp_path / "log", LogFaults()))
     alike = compare(answers, run, device="cpu")
-    assert set(alike) == {"words", "hidden states"}
+    assert set(alike) == {"words", "pairs of words", "hidden states"}
     lm = sheepop.load(run, device="cpu")
     texts = ["Sheep", "Sheep number 1 jumps over the fence and the hill and", "the fence"]
     states = mean_states(lm.model, lm.tokenizer, texts)

@@ -17,9 +17,9 @@ import pytest
 from sheepop.jobs.monitor import write_rows
 from sheepop.monitor.answered import read_answers
 from sheepop.monitor.decisions import FILE, Decision, read_decisions, reviewed
-from sheepop.monitor.log import LogFaults
 from sheepop.posttrain.rows import Preference, Supervised, read_rows
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.conversation_log import LogFaults
 from sheepop.serve.server import Server
 
 from ..command_line import in_process

@@ -11,8 +11,8 @@ import pytest
 from sheepop.core.errors import DataError, OutputError
 from sheepop.jobs.monitor import monitor, write_rows
 from sheepop.monitor.answered import read_answers
-from sheepop.monitor.log import LogFaults
 from sheepop.posttrain.rows import Preference, Prompt, Supervised, read_rows
+from sheepop.serve.conversation_log import LogFaults
 
 from ..command_line import in_process
 from .conftest import Say

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +48,25 @@ def test_runs_that_follow_a_published_law_give_its_published_numbers(name: str):
     runs = observed(law, np.geomspace(4.4e7, 1.6e10, 6), np.geomspace(1e9, 3e11, 6))
     found = fit_law(runs, resamples=1).law
     assert found.to_dict() == pytest.approx(law.to_dict(), rel=1e-4)
+
+
+def test_the_runs_of_chinchilla_give_the_law_that_was_published_for_them():
+    """``chinchilla.csv`` has the runs that Besiroglu et al. 2024 read from figure 4 of Hoffmann et al. 2022.
+
+    As there, the five highest losses are left out. Their table 1 has standard errors of A 124.58, B 1293.23, E 0.03,
+    alpha 0.02 and beta 0.02.
+    """
+    with (Path(__file__).parent / "chinchilla.csv").open() as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    assert len(rows) == 245
+    runs = [
+        Observation("", row["parameters"], row["flops"] / 6 / row["parameters"], row["loss"])
+        for row in sorted(rows, key=lambda row: row["loss"])[:-5]
+    ]
+    found, published = fit_law(runs, resamples=1).law, known_laws()["besiroglu"].law
+    errors = {"E": 0.03, "A": 124.58, "B": 1293.23, "alpha": 0.02, "beta": 0.02}
+    off = {name: abs(getattr(found, name) - getattr(published, name)) / error for name, error in errors.items()}
+    assert all(value < 0.5 for value in off.values()), off
 
 
 # Hoffmann et al. 2022, table A3, approach 3: weights and operations of the best run, and its tokens.

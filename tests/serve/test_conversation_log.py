@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from sheepop.core.errors import DataError, OutputError, StorageError
-from sheepop.monitor.log import LogFaults, read_log
 from sheepop.serve import conversation_log
-from sheepop.serve.conversation_log import SUFFIX, ConversationLog, check_sum
+from sheepop.serve.conversation_log import SUFFIX, ConversationLog, LogFaults, check_sum, read_log
 
 _OPEN: list[ConversationLog] = []
 

@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from sheepop.core.errors import ConfigError, OutputError, StorageError
-from sheepop.monitor.log import LogFaults, read_log
 from sheepop.serve.config import ServerConfig
-from sheepop.serve.conversation_log import ConversationLog
+from sheepop.serve.conversation_log import ConversationLog, LogFaults, read_log
 
 from .conftest import Live, wait_for
 

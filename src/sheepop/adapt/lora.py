@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
@@ -241,15 +242,28 @@ def add_lora(model: Transformer, config: LoraConfig, *, name: str = "default", s
             bound = 1 / math.sqrt(length)
             down = torch.empty(config.rank, length).uniform_(-bound, bound, generator=draws)
             up = torch.zeros(rows, config.rank)
-        magnitude = row_lengths(full(layer.weight).float()).cpu() if config.dora else None
-        put(model, path, name, LowRank(config, down, up, magnitude))
+        magnitude = row_lengths(full(layer.weight).float()) if config.dora else None
+        device = layer.weight.device
+        put(model, path, name, LowRank(config, down.to(device), up.to(device), magnitude))
     activate(model, name)
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """Adds an adapter of these settings to a network; equal settings make equal objects."""
+
+    config: LoraConfig
+
+    def __call__(self, model: Transformer) -> None:
+        """Does what `add_lora` does."""
+        add_lora(model, self.config)
 
 
 def put(model: Transformer, path: str, name: str, change: LowRank) -> None:
     """Adds one adapter to the layer at `path`, on its device."""
     layer = adaptable(model, path)
-    layer.changes[name] = change.to(layer.weight.device)
+    is_there = change.down.device == layer.weight.device  # and may be of fake tensors, which modules cannot move
+    layer.changes[name] = change if is_there else change.to(layer.weight.device)
 
 
 def adaptable(model: Transformer, path: str) -> AdaptedLayer:

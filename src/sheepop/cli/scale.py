@@ -152,7 +152,7 @@ def _print(scaled: Scaled, directory: Path) -> None:
         f"For {scaled.family.budget.words}: {found.shape}, {found.parameters:,.0f} parameters that multiply a token "
         f"(95 percent: {found.between[0]:,.0f} to {found.between[1]:,.0f}), {found.tokens:,.0f} tokens"
     )
-    typer.echo(f"Rows of a step: {found.rows}, learning rate: {found.shape.learning_rate}")
+    typer.echo(f"Rows of a step: {found.rows}, learning rate: {found.learning_rate}")
     typer.echo(f"Predicted: {loss:.3f} bits per byte ({low:.3f} to {high:.3f})")
     for note in scaled.notes:
         typer.echo(note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -191,6 +191,18 @@ def hidden_states(model: Transformer, texts: Sequence[Sequence[int]]) -> list[Te
     input_ids = torch.tensor([[*text, *[_PADDING_ID] * (longest - len(text))] for text in texts], device=model.device)
     found = model.hidden_states(input_ids)
     return [found[row, : len(text)] for row, text in enumerate(texts)]
+
+
+def length_batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yields the places of texts of these lengths in batches, the longest texts first.
+
+    A batch, padded to its longest text, has at most `most` tokens, or is one text.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    while order:
+        count = max(1, most // max(1, lengths[order[-1]]))
+        yield order[-count:]
+        del order[-count:]
 
 
 class RecomputingRunner:

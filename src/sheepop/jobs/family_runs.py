@@ -32,7 +32,7 @@ def settings_of(family: Family, member: Member, place: Path) -> dict[str, Any]:
         "output_dir": str(place),
         "model": asdict(member.shape),
         "training": {
-            "learning_rate": member.shape.learning_rate,
+            "learning_rate": family.learning_rate(member.shape),
             "max_steps": member.steps,
             "precision": "fp32",
             "compile": False,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from sheepop.checkpoint import RunDirectory
@@ -17,13 +19,13 @@ from sheepop.data import Corpus, is_corpus
 from sheepop.data.clean.config import DecontaminationConfig
 from sheepop.data.clean.decontamination import load_evaluation_sets
 from sheepop.data.duplicates.config import NearDuplicatesConfig
+from sheepop.evaluate.statistics import Floats
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.monitor.answered import Answered, read_answers
 from sheepop.monitor.decisions import FILE, read_decisions, reviewed
 from sheepop.monitor.drift import Drift, drift, samples
 from sheepop.monitor.figures import DRIFT, Alert, figures, least_sure, over_time
 from sheepop.monitor.kinds import kinds
-from sheepop.monitor.log import LogFaults
 from sheepop.monitor.report import Monitored, OfModel
 from sheepop.monitor.rows import (
     Kind,
@@ -35,8 +37,15 @@ from sheepop.monitor.rows import (
 )
 from sheepop.monitor.words import word_vectors
 from sheepop.posttrain.rows import Preference, Prompt, Row, RowError, Supervised, as_row, read_rows
+from sheepop.serve.conversation_log import LogFaults
 from sheepop.tokenizer.messages import MessageError, message_text
 
+if TYPE_CHECKING:
+    from sheepop.model import Transformer
+    from sheepop.tokenizer import Tokenizer
+
+_TOKENS_PER_PASS = 2048
+_RUNS = {"words": 1, "pairs of words": 2}  # that prompts and data are compared by
 _WANTED: dict[Kind, type[Row]] = {"sft": Supervised, "preferences": Preference, "eval": Prompt}
 
 
@@ -78,21 +87,37 @@ def monitor(
 
 
 def compare(answers: Sequence[Answered], against: Path, *, device: str = "auto", seed: int = 0) -> dict[str, Drift]:
-    """Compares the prompts of answers with the data of a corpus or a run: by words, and by a run's hidden states.
+    """Compares the prompts of answers with the data of a corpus or a run.
 
+    They are compared by words, by pairs of words, and by the hidden states of a run's model.
     Raises `DataError` if `against` is neither, or has no data.
     """
     # One request with several answers is one prompt.
     prompts = [asked for _, asked in dict.fromkeys((each.id, each.asked) for each in answers)]
     is_run = RunDirectory(against).holds_run()
     drawn = samples(prompts, _texts_of_run(against) if is_run else _texts_of_corpus(against), seed)
-    found = {"words": drift(drawn, word_vectors)}
+    found = {name: drift(drawn, partial(word_vectors, count=count)) for name, count in _RUNS.items()}
     if is_run and RunDirectory(against).has_checkpoint():
         from sheepop.jobs.generate import load_adapted
-        from sheepop.monitor.hidden_states import mean_states
 
         loaded = load_adapted(against, device=device)
         found["hidden states"] = drift(drawn, lambda texts: mean_states(loaded.model, loaded.tokenizer, texts))
+    return found
+
+
+def mean_states(model: Transformer, tokenizer: Tokenizer, texts: Sequence[str]) -> Floats:
+    """The mean of the last hidden states of each text, shape (texts, D), of its first `max_seq_len` tokens."""
+    import torch  # loads slowly
+
+    from sheepop.generate.runner import hidden_states, length_batches
+
+    longest = model.config.max_seq_len
+    ids = [[*tokenizer.prefix_ids, *tokenizer.encode(text)][:longest] or [tokenizer.filler_id] for text in texts]
+    found = np.empty((len(texts), model.config.d_model))
+    with torch.inference_mode():
+        for batch in length_batches(list(map(len, ids)), _TOKENS_PER_PASS):
+            states = hidden_states(model, [ids[place] for place in batch])
+            found[batch] = [each.double().mean(0).cpu().numpy() for each in states]
     return found
 
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import torch
+from torch import nn
 
 from sheepop.checkpoint import RunDirectory, resolve_model_directory
 from sheepop.core.console import Console
@@ -28,15 +29,16 @@ from sheepop.jobs.run.open import OpenRun, task_of
 from sheepop.jobs.run.record import StageTimes
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.resolve import check_layout, fitted, prepare_process, resolved
-from sheepop.jobs.run.step_memory import bytes_of_a_step, in_memory
+from sheepop.jobs.run.step_memory import adapting, bytes_of_a_step, in_memory
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.evaluations import EvaluationSet
 from sheepop.jobs.task.examples import ExampleTask
 from sheepop.jobs.task.fork import Fork
-from sheepop.model import num_parameters
+from sheepop.model import Transformer, blank_model, num_parameters
 from sheepop.model.accounting.cost import cache_bytes
+from sheepop.model.accounting.saved_activations import count_going_back
 from sheepop.plan.findings import Disk, Findings, free_bytes, most_checkpoints
-from sheepop.plan.memory import MemoryParts, largest_that_fits, memory_parts
+from sheepop.plan.memory import MemoryParts, Trained, largest_that_fits, memory_parts, update_bytes
 from sheepop.plan.sample import directory_bytes, sampled
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
@@ -205,12 +207,12 @@ class _Look:
             return_freed_memory()  # as the first step does
             program = float(process.memory_info().rss)
         free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
-        adapters, frozen = None, 0.0
+        network, texts, precision = _network(task), task.texts_of_row, candidates(training.precision, device)[0]
+        of_blocks = [_bytes(block, trained=True) for block in network.layers]
+        adapters, frozen, update = None, 0.0, update_bytes(config.model, training.optimizer)
         if config.tuning.lora is not None:
-            model = task.network("cpu")
-            sizes = [(parameter.numel(), parameter.nbytes, parameter.requires_grad) for parameter in model.parameters()]
-            adapters = sum(count for count, _, is_trained in sizes if is_trained)
-            frozen = float(sum(size for _, size, is_trained in sizes if not is_trained))
+            update = 0.0  # of few weights
+            adapters, frozen = round(_bytes(network, trained=True) / _FLOAT32), _bytes(network, trained=False)
         cache = reference = 0.0
         if config.tuning.method in ("ppo", "grpo", "distill"):
             answers = min(_WRITTEN_TOGETHER, training.global_batch_size)
@@ -220,11 +222,13 @@ class _Look:
 
         def parts(rows: int) -> MemoryParts:
             own = training.replace(micro_batch_size=rows)
-            step = bytes_of_a_step(config, own, length, device, task.origin, task.texts_of_row)
-            precision = candidates(training.precision, device)[0]
+            step = bytes_of_a_step(config, own, length, device, task.origin, texts)
+            back = count_going_back(
+                config.model, texts * rows, length, precision=precision, device=device, change=adapting(config)
+            )
             return memory_parts(
-                config.model, own, precision, step, program=program, preparation=before,
-                adapters=adapters, frozen=frozen, cache=cache, reference=reference,
+                config.model, own, precision, step, Trained(of_blocks, back, update, adapters, frozen),
+                program=program, preparation=before, cache=cache, reference=reference,
             )  # fmt: skip
 
         batch = training.global_batch_size
@@ -338,6 +342,19 @@ class _Look:
         if getattr(self.request.settings.training, name) is None:
             interval = max(1, round(steps / default))
         return math.ceil(steps / interval)
+
+
+def _network(task: Task) -> Transformer:
+    """The network of a run: with LoRA with its weights, which may be integers, else without any."""
+    if task.config.tuning.lora is not None:
+        return task.network("cpu")
+    with torch.device("meta"):
+        return blank_model(task.config.model)
+
+
+def _bytes(part: nn.Module, *, trained: bool) -> float:
+    """The bytes of the weights of a part that are trained, or of the others."""
+    return float(sum(each.nbytes for each in part.parameters() if each.requires_grad == trained))
 
 
 def _is_below_adapters(config: SheepOpConfig) -> bool:

@@ -12,9 +12,9 @@ from sheepop.core.facts import counted
 from sheepop.jobs.monitor import read_of_model
 from sheepop.jobs.serve import has_screen, listen
 from sheepop.monitor.decisions import FILE, read_decisions
-from sheepop.monitor.log import LogFaults
 from sheepop.monitor.review import Review
 from sheepop.serve.config import ServerConfig
+from sheepop.serve.conversation_log import LogFaults
 from sheepop.serve.server import Server
 
 

@@ -122,7 +122,7 @@ def fitted(directory: Path, console: Console) -> Scaled:
             int(family.settings["training"]["global_batch_size"]),
             next((rows for least, rows in _MORE_ROWS if flops >= least), 1),
         ),
-        fit.predict(parameters, worth), sum(bits) / len(bits),
+        family.learning_rate(shape), fit.predict(parameters, worth), sum(bits) / len(bits),
         flops > _FAR * max(run.flops for run in runs),
         family.recipe, fit.law.loss(of_recipe, family.use.worth(family.use.tokens(budget, family.cost, of_recipe))),
     )  # fmt: skip
@@ -271,10 +271,9 @@ def _run_settings(family: Family, found: Recommended) -> dict[str, Any]:
     own = {
         "data": {"paths": [family.corpus]},
         "model": asdict(found.shape),
-        "training": {"global_batch_size": found.rows, **budget},
+        "training": {"global_batch_size": found.rows, "learning_rate": found.learning_rate, **budget},
     }
-    rate = {"training": {"learning_rate": found.shape.learning_rate}}  # a given one wins, as in the family
-    return merge(merge(rate, family.settings), own)
+    return merge(family.settings, own)
 
 
 def _weights(family: Family, shape: Shape) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sheepop.monitor.log import LogFaults, Logged, read_log
+from sheepop.serve.conversation_log import LogFaults, Logged, read_log
 from sheepop.tokenizer.messages import Message, message_text
 
 
@@ -30,7 +30,6 @@ class Answered:
     time: str
     model: str
     prompt: str | tuple[Message, ...]
-    tools: tuple[Message, ...]
     answer: str | Message
     reason: str | None
     ended: str
@@ -39,6 +38,7 @@ class Answered:
     mean_logprob: float | None
     first_token_seconds: float
     seconds: float
+    tools: tuple[Message, ...] = ()
     num_votes: int = 0
     votes: int = 0
     comments: tuple[str, ...] = ()
@@ -62,7 +62,6 @@ class Answered:
 
 
 _ANSWERED = TypeAdapter(Answered)
-_OF_RECORD = ("id", "time", "model", "ended", "prompt_tokens", "first_token_seconds", "seconds")
 
 
 def read_answers(directory: str | Path, faults: LogFaults) -> Iterator[Answered]:
@@ -91,19 +90,16 @@ def read_answers(directory: str | Path, faults: LogFaults) -> Iterator[Answered]
 
 
 def _answers(logged: Logged) -> Iterator[Answered]:
-    """The answers of a record, without votes; raises if it lacks a key or has another type in one."""
+    """The answers of a record; raises if it lacks a key or has another type in one."""
     record = _well_formed(logged.record)
     for answer in record["answers"]:
-        given = {
+        own = {
             "place": logged.place,
             "prompt": record["prompt"] if "prompt" in record else record["messages"],
-            "tools": record.get("tools", ()),
             "answer": answer["text"] if "text" in answer else answer["message"],
             "reason": answer["finish_reason"],
-            **{key: answer[key] for key in ("choice", "tokens", "mean_logprob")},
-            **{key: record[key] for key in _OF_RECORD},
         }
-        yield _ANSWERED.validate_python(given)
+        yield _ANSWERED.validate_python({**record, **answer, **own})
 
 
 def _well_formed(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from sheepop.core.errors import DataError
-from sheepop.core.json_lines import BadLine, parsed_lines
+from sheepop.core.json_lines import read_json_lines
 from sheepop.monitor.answered import Answered
 from sheepop.serve.protocol import RequestModel
 
@@ -44,20 +43,18 @@ def read_decisions(directory: str | Path) -> tuple[dict[tuple[str, int], Decisio
 
     Raises `DataError` for a file that cannot be read.
     """
-    found, num_bad, path = {}, 0, Path(directory) / FILE
-    if not path.exists():
-        return {}, 0
+    found, path = {}, Path(directory) / FILE
     try:
-        lines = path.read_bytes().splitlines()
+        rows, num_bad = read_json_lines(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
-    for _, row in parsed_lines(lines, json.loads):
+    for row in rows:
         try:
-            decision = Decision.model_validate({} if isinstance(row, BadLine) else row)
+            decision = Decision.model_validate(row)
         except ValidationError:
             num_bad += 1
-            continue
-        found[decision.id, decision.choice] = decision
+        else:
+            found[decision.id, decision.choice] = decision
     return found, num_bad
 
 

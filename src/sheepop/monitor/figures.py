@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sheepop.core.errors import UsageError
 from sheepop.data.duplicates.shingles import shingles_of_words, word_hashes
@@ -51,6 +51,7 @@ _DECLINES = re.compile(
 _FEWEST_VOTES = 10  # of each kind, before confidence is calibrated by them
 _FOLDS, _BINS = 5, 5
 _LONGEST_BY_DAYS = 35
+_ALERT = re.compile(r"(?P<share>\w+)\s*(?P<sign>[<>])\s*(?P<bound>\d*\.?\d+(e-?\d+)?)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,9 @@ def figures(answers: Sequence[Answered]) -> Figures:
         "unsure": [] if chances is None else [chance < 0.5 for chance in chances if np.isfinite(chance)],
     }
     logprobs = [each.mean_logprob for each in answers if each.mean_logprob is not None]
-    good, bad = _by_vote(answers)
-    separation = Share(*probability_above(good, bad), len(good) + len(bad)) if good and bad else None
+    sure, liked = _voted(answers)
+    are_both = liked.any() and not liked.all()
+    separation = Share(*probability_above(sure[liked], sure[~liked]), len(sure)) if are_both else None
     return Figures(
         len(answers),
         {name: Share.of(found) for name, found in flags.items()},
@@ -131,7 +133,7 @@ def figures(answers: Sequence[Answered]) -> Figures:
         },
         _quantiles(logprobs, (0.05, 0.5)) if logprobs else None,
         separation,
-        _calibration(good, bad) if chances is not None else None,
+        _calibration(sure, liked) if chances is not None else None,
     )
 
 
@@ -162,39 +164,37 @@ def good_chances(answers: Sequence[Answered]) -> Floats | None:
     It is a logistic regression on the answers with votes (Platt 1999); None if fewer than ten got a good vote, or a bad
     one.
     """
-    good, bad = _by_vote(answers)
-    if min(len(good), len(bad)) < _FEWEST_VOTES:
+    sure, liked = _voted(answers)
+    if min(liked.sum(), (~liked).sum()) < _FEWEST_VOTES:
         return None
-    return _chances(good, bad, [np.nan if each.mean_logprob is None else each.mean_logprob for each in answers])
+    asked = [np.nan if each.mean_logprob is None else each.mean_logprob for each in answers]
+    return _chances(sure, liked, np.array(asked))
 
 
-def _by_vote(answers: Sequence[Answered]) -> tuple[list[float], list[float]]:
-    """The mean log-probabilities of the answers with good votes, and of those with bad ones."""
-    known = [(each.mean_logprob, each.votes) for each in answers if each.mean_logprob is not None]
-    return [value for value, votes in known if votes > 0], [value for value, votes in known if votes < 0]
+def _voted(answers: Sequence[Answered]) -> tuple[Floats, NDArray[np.bool_]]:
+    """The mean log-probabilities of the answers with good votes and then with bad ones, and which are the good ones."""
+    good, bad = (
+        [each.mean_logprob for each in answers if each.mean_logprob is not None and sign * each.votes > 0]
+        for sign in (1, -1)
+    )
+    return np.array([*good, *bad], dtype=float), np.repeat([True, False], [len(good), len(bad)])
 
 
-def _chances(good: Sequence[float], bad: Sequence[float], asked: Sequence[float]) -> Floats:
-    known = np.array([*good, *bad])
-    middle, spread = known.mean(), max(float(known.std()), 1e-9)
-    columns = np.stack([np.ones_like(known), (known - middle) / spread], axis=1)
-    labels = np.repeat([1.0, 0.0], [len(good), len(bad)])
+def _chances(sure: Floats, liked: NDArray[np.bool_], asked: Floats) -> Floats:
+    middle, spread = sure.mean(), max(float(sure.std()), 1e-9)
+    columns = np.stack([np.ones_like(sure), (sure - middle) / spread], axis=1)
     # The weak penalty is for votes that confidence separates without error.
-    level, slope = logistic_regression(columns, labels, np.ones_like(known), np.diag([1e-3, 1e-1]))
-    return 1 / (1 + np.exp(-level - slope * (np.asarray(asked, dtype=float) - middle) / spread))
+    found = logistic_regression(columns, liked.astype(float), np.ones_like(sure), np.diag([1e-3, 1e-1]))
+    return 1 / (1 + np.exp(-found[0] - found[1] * (asked - middle) / spread))
 
 
-def _calibration(good: Sequence[float], bad: Sequence[float]) -> Reliability:
+def _calibration(sure: Floats, liked: NDArray[np.bool_]) -> Reliability:
     """Chances of every fifth answer from a fit to the others, beside the votes."""
-    chances: list[float] = []
-    right: list[bool] = []
+    folds, chances = np.arange(len(sure)) % _FOLDS, np.empty_like(sure)
     for fold in range(_FOLDS):
-        liked, disliked = (
-            [value for place, value in enumerate(group) if place % _FOLDS != fold] for group in (good, bad)
-        )
-        chances += _chances(liked, disliked, [*good[fold::_FOLDS], *bad[fold::_FOLDS]]).tolist()
-        right += [True] * len(good[fold::_FOLDS]) + [False] * len(bad[fold::_FOLDS])
-    return reliability(chances, right, _BINS)
+        known, left_out = folds != fold, folds == fold
+        chances[left_out] = _chances(sure[known], liked[known], sure[left_out])
+    return reliability(chances.tolist(), liked.tolist(), _BINS)
 
 
 def is_repetitive(text: str) -> bool:
@@ -205,9 +205,6 @@ def is_repetitive(text: str) -> bool:
 
 def _quantiles(values: Iterable[float], at: Sequence[float] = _QUANTILES) -> tuple[float, ...]:
     return tuple(np.quantile(np.array(list(values), dtype=float), at).tolist())
-
-
-_SIGNS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
 
 
 @dataclass(frozen=True)
@@ -221,25 +218,19 @@ class Alert:
     @classmethod
     def of(cls, text: str) -> Alert:
         """Reads an alert; raises `UsageError`."""
-        for sign in _SIGNS:
-            share, found, bound = (part.strip() for part in text.partition(sign))
-            if found:
-                break
-        known = [*SHARES, DRIFT]
-        try:
-            value = float(bound)
-        except ValueError:
-            value = -1.0
-        if share not in known or not 0 <= value <= 1:
+        known, match = (*SHARES, DRIFT), _ALERT.fullmatch(text.strip())
+        if match is None or match["share"] not in known or float(match["bound"]) > 1:
             raise UsageError(
                 f"--alert {text!r} is not of the form SHARE>BOUND or SHARE<BOUND, such as bad>0.2. The shares are "
                 f"{', '.join(known)}, and a bound is between 0 and 1."
             )
-        return cls(share, sign, value)
+        return cls(match["share"], match["sign"], float(match["bound"]))
 
     def fires(self, share: Share | None) -> bool:
         """Whether `share` is beyond the bound for certain."""
-        return share is not None and _SIGNS[self.sign](share.low if self.sign == ">" else share.high, self.bound)
+        if share is None:
+            return False
+        return share.low > self.bound if self.sign == ">" else share.high < self.bound
 
     def __str__(self) -> str:
         return f"{self.share}{self.sign}{self.bound:g}"

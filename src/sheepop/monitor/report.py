@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ from sheepop.monitor.answered import Answered
 from sheepop.monitor.drift import Drift
 from sheepop.monitor.figures import SHARES, Alert, Figures
 from sheepop.monitor.kinds import FEWEST_VOTED, Kind
-from sheepop.monitor.log import LogFaults
 from sheepop.report.charts import reliability_chart, shares_chart
 from sheepop.report.page import Page
+from sheepop.serve.conversation_log import LogFaults
 
 _IN_CHART = ("bad", "unsure", "declined", "repetitive", "cut", "failed")
 _LONGEST = 1200  # characters of a text that is shown
@@ -85,10 +85,7 @@ def _add_drift(page: Page, found: Mapping[str, Drift], against: str) -> None:
     )
     page.add_table(
         ("Compared by", "Told apart", "Drift", "Words of prompts"),
-        [
-            [name, str(each.told), "yes" if each.is_certain else "not for certain", ", ".join(each.words)]
-            for name, each in found.items()
-        ],
+        [(name, str(each.told), _certain(each.is_certain), ", ".join(each.words)) for name, each in found.items()],
     )
     for name, each in found.items():
         page.add_heading(f"Prompts that are farthest from the data, by {name}")
@@ -126,28 +123,25 @@ def _add_model(page: Page, found: OfModel) -> None:
             half=len(found.over_time) > 1,
         )
     page.add_heading("Kinds of prompts")
-    if not found.kinds:
-        page.add_text(f"With {counted(FEWEST_VOTED, 'vote')} or more, prompts are sorted into kinds here.")
+    if found.kinds:
+        page.add_table(
+            ("Words", "Bad votes", "p value", "Worse than the others"),
+            [(", ".join(each.words), str(each.bad), each.p, _certain(each.is_worse)) for each in found.kinds],
+            "The p values are of all kinds together.",
+        )
     else:
-        _add_kinds(page, found.kinds)
+        page.add_text(f"With {counted(FEWEST_VOTED, 'vote')} or more, prompts are sorted into kinds here.")
+    for kind in found.kinds:
+        if kind.is_worse:
+            page.add_sample("", "\n\n".join(map(_cut, kind.examples)), label=f"Such as: {', '.join(kind.words)}")
     if found.unsure:
         page.add_heading("Answers without votes that are the least likely to be liked")
         for each in found.unsure:
             page.add_sample(_cut(each.asked) + "\n", _cut(each.text), label=each.place)
 
 
-def _add_kinds(page: Page, found: Sequence[Kind]) -> None:
-    page.add_table(
-        ("Words", "Bad votes", "p value", "Worse than the others"),
-        [
-            [", ".join(kind.words), str(kind.bad), kind.p, "yes" if kind.is_worse else "not for certain"]
-            for kind in found
-        ],
-        "The p values are of all kinds together.",
-    )
-    for kind in found:
-        if kind.is_worse:
-            page.add_sample("", "\n\n".join(map(_cut, kind.examples)), label=f"Such as: {', '.join(kind.words)}")
+def _certain(is_certain: bool) -> str:
+    return "yes" if is_certain else "not for certain"
 
 
 def _text(share: object) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sheepop.data.duplicates.shingles import spelled_words, word_hashes
+from sheepop.data.duplicates.shingles import shingles_of_words, spelled_words, word_hashes
 from sheepop.evaluate.statistics import Floats
 
 _DIMENSIONS = 2048
@@ -15,14 +15,14 @@ _STRENGTH = 10.0  # of the prior, in texts
 _CERTAIN = 2.5  # standard errors; many words are compared
 
 
-def word_vectors(texts: Sequence[str]) -> Floats:
-    """The words of each text as a vector of length 1, shape (texts, 2048).
+def word_vectors(texts: Sequence[str], count: int = 1) -> Floats:
+    """The runs of `count` words of each text as a vector of length 1, shape (texts, 2048).
 
-    A word is hashed to a dimension (Weinberger et al. 2009), and counts as the square root of how often it occurs.
+    A run is hashed to a dimension (Weinberger et al. 2009), and counts as the square root of how often it occurs.
     """
     found = np.zeros((len(texts), _DIMENSIONS))
     for row, text in zip(found, texts, strict=True):
-        places = word_hashes(text, "prose") % np.uint64(_DIMENSIONS)
+        places = shingles_of_words(word_hashes(text, "prose"), "prose", count) % np.uint64(_DIMENSIONS)
         row[:] = np.sqrt(np.bincount(places.astype(np.int64), minlength=_DIMENSIONS))
     return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
 

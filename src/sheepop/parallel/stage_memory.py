@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -284,7 +285,7 @@ def _activations(config: ModelConfig, parallel: ParallelConfig, step: StepShape)
     """
     rows, tokens, count = step.rows, step.num_tokens // parallel.context, parallel.tensor
     here = config if count == 1 else config_of_part(config, count)
-    how = {"precision": step.precision, "device": step.device}
+    how: Any = {"precision": step.precision, "device": step.device}
     found, back = count_activations(here, rows, tokens, **how), count_going_back(here, rows, tokens, **how)
     stream = found.block_input
     more = [0.0] * len(found.blocks)

@@ -16,7 +16,7 @@ from sheepop.plan.timing import Course, Interval
 from sheepop.report import Page, data_size, duration
 
 _SHOWN_LAYOUTS = 5
-_SUMS = ("preparation", "tensors", "peak")  # of memory, which are no parts of the peak
+_SUMS = ("preparation", "step", "tensors", "peak")  # of memory, which are no parts of it
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,16 @@ def blank_figure(
     return figure
 
 
+def label_few_powers(axes: Axes) -> None:
+    """Makes the x axis logarithmic, with labels such as 20k or 5G: of a narrow range matplotlib's own ones overlap."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
 def training_curves(metrics: Sequence[Mapping[str, Any]], *, is_sampled: bool = False) -> Figure:
     """Panels by step: loss (raw, smoothed, held out), learning rate, gradient norm, tokens per second, expert loads.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sheepop.report.figures import blank_figure, finish_axes
+from sheepop.report.figures import blank_figure, finish_axes, label_few_powers
 from sheepop.report.palette import RUNS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def emergence_figure(courses: Sequence[TaskCourse]) -> Figure:
         left.plot(flops, [point.accuracy for point in course.points], label=f"{course.task}: {course.verdict}", **style)
         right.plot(flops, [point.bits for point in course.points], label=course.task, **style)
     for axes, title in ((left, "Accuracy"), (right, "Bits of the right answer among the choices")):
-        axes.set_xscale("log")
+        label_few_powers(axes)
         finish_axes(axes, title, "Operations of training", has_legend=False)
         if courses:
             for text in axes.legend(frameon=False, fontsize=8).get_texts():

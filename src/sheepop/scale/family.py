@@ -80,6 +80,16 @@ class Family:
     beside: tuple[Beside, ...] = ()
     format: int = FORMAT
 
+    def learning_rate(self, shape: Shape) -> float:
+        """The rate of a run of this shape: a given one, else the rule's; under muP the rule's for the base width.
+
+        muP itself changes the rate of the base with the width (Yang et al. 2022).
+        """
+        given, base = self.settings["training"].get("learning_rate"), self.settings["model"].get("mup_base_d_model")
+        if given is not None:
+            return float(given)
+        return (shape if base is None else Shape.of_width(int(base))).learning_rate
+
     def write(self, directory: Path) -> None:
         """Writes ``family.json``."""
         write_json(directory / FAMILY, asdict(self))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from operator import attrgetter
 from typing import Any
@@ -52,10 +52,6 @@ class Observation:
     def flops(self) -> float:
         """The operations of its training, 6 N D."""
         return 6 * self.parameters * self.tokens
-
-    def to_dict(self) -> dict[str, Any]:
-        """The run as plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -167,7 +163,7 @@ class _Problem:
         ]
         log_n, log_d = np.log([run.parameters for run in runs]), np.log(tokens)
         self.log_loss = np.log([run.loss for run in runs])
-        self.middle = float(log_n.mean()), float(log_d.mean())
+        self.middle = np.array([log_n.mean(), log_d.mean()])
         self.log_n, self.log_d = log_n - self.middle[0], log_d - self.middle[1]
         law = known_laws()[PRIOR].law
         self.prior, self.best = np.log([law.alpha, law.beta]), best
@@ -178,22 +174,16 @@ class _Problem:
     def starts(self, weights: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """The starts of the grid with the smallest residuals."""
         rows = _ROWS_OF_STARTS.copy()
-        rows[:, 0] -= rows[:, 3] * self.middle[0]
-        rows[:, 1] -= rows[:, 4] * self.middle[1]
-        terms = [
-            rows[:, :1] - rows[:, 3:4] * self.log_n,
-            rows[:, 1:2] - rows[:, 4:] * self.log_d,
-            np.broadcast_to(rows[:, 2:3], (len(rows), len(self.log_n))),
-        ]
-        away = np.abs(np.logaddexp.reduce(terms, axis=0) - self.log_loss)
-        return [rows[place] for place in np.argsort(away @ weights)[:_BEST_STARTS]]
+        rows[:, :2] -= rows[:, 3:] * self.middle
+        away = np.abs(self.residuals(rows.T[:, :, None])) @ weights
+        return list(rows[np.argsort(away)[:_BEST_STARTS]])
 
     def _terms(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(3, runs): the logarithms of the three terms of the law."""
-        return np.stack([x[0] - x[3] * self.log_n, x[1] - x[4] * self.log_d, np.full_like(self.log_n, x[2])])
+        """(3, ..., runs): the logarithms of the three terms of the law, for vectors x (5,) or (5, ..., 1)."""
+        return np.stack([x[0] - x[3] * self.log_n, x[1] - x[4] * self.log_d, x[2] + 0 * self.log_n])
 
     def residuals(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The logarithm of the law's loss less that of the measured one, for each run."""
+        """(..., runs): the logarithm of the law's loss less that of the measured one, for each run."""
         return np.asarray(np.logaddexp.reduce(self._terms(x), axis=0) - self.log_loss)
 
     def cost(self, x: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -204,13 +194,7 @@ class _Problem:
         size = np.abs(scaled)
         slope = weights * np.clip(scaled, -1, 1) / DELTA
         value = float((weights * np.where(size <= 1, scaled**2 / 2, size - 0.5)).sum())
-        gradient = np.array(
-            [
-                *(shares @ slope),
-                -(shares[0] * self.log_n) @ slope,
-                -(shares[1] * self.log_d) @ slope,
-            ]
-        )
+        gradient = np.array([*(shares @ slope), -(shares[0] * self.log_n) @ slope, -(shares[1] * self.log_d) @ slope])
         away = np.log(x[3:]) - self.prior
         gradient[3:] += self.strength * away / x[3:]
         value += float(self.strength * (away**2).sum() / 2)
@@ -224,7 +208,7 @@ class _Problem:
     def _best_size(self, x: NDArray[np.float64], flops: float) -> tuple[float, NDArray[np.float64]]:
         """The logarithm of the best N for so many operations (`Law.optimum`), and its gradient."""
         log_a, log_b, _, alpha, beta = (float(each) for each in x)
-        log_n, log_d = self.middle[0], math.log(flops / 6) - self.middle[1]
+        log_n, log_d = float(self.middle[0]), math.log(flops / 6) - float(self.middle[1])
         total = alpha + beta
         size = (math.log(alpha / beta) + log_a - log_b + alpha * log_n + beta * log_d) / total
         return size, np.array([1.0, -1.0, 0.0, 1 / alpha + log_n - size, log_d - 1 / beta - size]) / total
@@ -243,11 +227,5 @@ class _Problem:
 
     def law(self, x: NDArray[np.float64]) -> Law:
         """The law of a vector."""
-        alpha, beta = float(x[3]), float(x[4])
-        return Law(
-            math.exp(x[2]),
-            math.exp(x[0] + alpha * self.middle[0]),
-            math.exp(x[1] + beta * self.middle[1]),
-            alpha,
-            beta,
-        )
+        a, b = np.exp(x[:2] + x[3:] * self.middle)
+        return Law(*map(float, (math.exp(x[2]), a, b, x[3], x[4])))

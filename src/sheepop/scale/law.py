@@ -84,7 +84,6 @@ def effective_tokens(tokens: float, unique: float | None, repetitions: float = R
 class KnownLaw:
     """A law that is kept with the package, and where it comes from."""
 
-    name: str
     origin: str
     law: Law
 
@@ -92,16 +91,13 @@ class KnownLaw:
 @cache
 def known_laws() -> dict[str, KnownLaw]:
     """The laws in ``laws.json``, by name."""
-    return {name: _known(name, each) for name, each in _stored()["laws"].items()}
+    stored = _stored()["laws"].items()
+    return {name: KnownLaw(each["origin"], Law.of(each, f"{LAWS}, {name}")) for name, each in stored}
 
 
 def recipe_law() -> KnownLaw:
     """The law by which the recipe chooses sizes that are larger than measured ones."""
     return known_laws()[_stored()["recipe"]]
-
-
-def _known(name: str, found: Mapping[str, Any]) -> KnownLaw:
-    return KnownLaw(name, found["origin"], Law.of(found, f"{LAWS}, {name}"))
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 import sheepop
 from sheepop.report import Page, save_png, shown
-from sheepop.report.figures import blank_figure, finish_axes
+from sheepop.report.figures import blank_figure, finish_axes, label_few_powers
 from sheepop.report.palette import NEUTRAL, RUNS, SCORE
 from sheepop.scale.allocation import best_size, curves
 from sheepop.scale.family import Family
@@ -44,6 +44,7 @@ class Recommended:
     tokens: float
     flops: float
     rows: int
+    learning_rate: float
     loss: tuple[float, float, float]
     bits: float
     is_far: bool
@@ -65,7 +66,7 @@ class Recommended:
             "tokens": self.tokens,
             "flops": self.flops,
             "batch_rows": self.rows,
-            "learning_rate": self.shape.learning_rate,
+            "learning_rate": self.learning_rate,
             "loss": self.loss[0],
             "loss_between": list(self.loss[1:]),
             "bits_per_byte": self.loss[0] * self.bits,
@@ -127,7 +128,7 @@ class Scaled:
             "law": self.fit.to_dict(),
             "recommended": self.recommended.to_dict(),
             "notes": self.notes,
-            "runs": [run.to_dict() for run in self.runs],
+            "runs": [asdict(run) for run in self.runs],
             "left_out": dict(self.left_out),
             "beside": [vars(each) | {"is_inside": each.is_inside} for each in self.family.beside],
         }
@@ -149,7 +150,7 @@ def write_page(directory: Path, scaled: Scaled) -> None:
             "Best number, 95 percent interval": f"{found.between[0]:,.0f} to {found.between[1]:,.0f}",
             "Training tokens": round(found.tokens),
             "Rows of a step": found.rows,
-            "Learning rate": found.shape.learning_rate,
+            "Learning rate": found.learning_rate,
             "Predicted loss, nats per token": f"{loss:.4f} ({low:.4f} to {high:.4f})",
             "Predicted bits per byte": f"{loss * found.bits:.4f} ({low * found.bits:.4f} to {high * found.bits:.4f})",
         }
@@ -204,12 +205,7 @@ def _draw_curves(axes: Axes, scaled: Scaled) -> None:
         axes.plot(grid, by_law, color=color, linewidth=1.1, linestyle=":")
         if curve.best is not None and curve.loss is not None:
             axes.plot([curve.best], [curve.loss], "v", color=color, markersize=8)
-    axes.set_xscale("log")
-    # Of a narrow range matplotlib labels every tick, and the labels overlap.
-    low, high = axes.get_xlim()
-    ticks = [each * 10**power for power in range(3, 13) for each in (1, 2, 5) if low <= each * 10**power <= high]
-    axes.set_xticks(ticks, labels=[f"{tick:,}" if tick < 1e6 else f"{tick / 1e6:,.0f}M" for tick in ticks])
-    axes.tick_params(which="minor", labelbottom=False)
+    label_few_powers(axes)
     finish_axes(axes, "Equal operations (dotted: the law; triangles: lowest)", "Parameters that multiply a token")
     axes.set_ylabel("Held-out loss (nats per token)", fontsize=9)
 

@@ -1,8 +1,8 @@
 """The log of a server: answers and votes as lines of JSON, in files that only grow and that are safe to cut or kill.
 
 A log is a directory of files. Each process writes files of its own, so any number of processes can share a directory.
-Every line has a number and a check sum of itself and of its file's name, so a reader (`sheepop.monitor.log`) notices
-lines that were changed, moved, removed or cut, and reads the others.
+Every line has a number and a check sum of itself and of its file's name, so a reader notices lines that were changed,
+moved, removed or cut, and reads the others.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sheepop.core.errors import DataError
 from sheepop.core.files import make_directory, storage_errors, sync_directory
 from sheepop.data.clean.account import Account
 from sheepop.data.clean.config import PiiConfig, SecretsConfig
@@ -24,13 +26,14 @@ from sheepop.data.clean.pii import PiiReplacement
 from sheepop.data.clean.secrets import SecretsReplacement
 from sheepop.data.documents import Draft
 
-FORMAT = 1
+_FORMAT = 1
 SUFFIX = ".conversations.jsonl"
 _FILE_BYTES = 16 * 2**20
 _DAY = 86400.0
 _DIGEST_BYTES = 8
-CHECK, CHECK_DIGITS = b',"check":"', 2 * _DIGEST_BYTES
-"""A line ends with the first, then so many digits of its check sum, then two characters."""
+_CHECK = b',"check":"'
+_TAIL = len(_CHECK) + 2 * _DIGEST_BYTES + 2  # with the digits of the check sum, a quotation mark and a brace
+_LONGEST_LINE = 64 * 2**20
 
 
 def cleaned(value: Any, replacements: tuple[PiiReplacement, SecretsReplacement]) -> Any:
@@ -95,12 +98,12 @@ class ConversationLog:
         with storage_errors(self.directory):
             self._file = (self.directory / self._name).open("xb", buffering=0)
             sync_directory(self.directory)
-        self._write({"format": FORMAT, "stream": self._stream, "file": self._num_files})
+        self._write({"format": _FORMAT, "stream": self._stream, "file": self._num_files})
 
     def _write(self, record: Mapping[str, Any]) -> None:
         # Escapes, since a client may send half of a surrogate pair, which UTF-8 cannot hold.
         body = json.dumps({"number": self._number, **record}, separators=(",", ":")).encode()[:-1]
-        line = b"".join((body, CHECK, check_sum(self._name, body), b'"}\n'))
+        line = b"".join((body, _CHECK, check_sum(self._name, body), b'"}\n'))
         with storage_errors(self.directory / self._name):
             try:
                 left = memoryview(line)
@@ -132,3 +135,89 @@ class ConversationLog:
 def check_sum(file_name: str, body: bytes) -> bytes:
     """The check sum of a line without it, as hexadecimal digits; `file_name` binds the line to its file."""
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES, key=file_name.encode()[:64]).hexdigest().encode()
+
+
+@dataclass
+class LogFaults:
+    """The number of lines that a reader left out because they were changed or cut, or lack what a record of their kind
+    has, and of those that are missing.
+    """
+
+    changed: int = 0
+    cut: int = 0
+    missing: int = 0
+    unknown: int = 0
+
+    def __str__(self) -> str:
+        found = {"changed": self.changed, "cut off": self.cut, "missing": self.missing,
+                 "of an unknown form": self.unknown}  # fmt: skip
+        return ", ".join(f"{count} {name}" for name, count in found.items() if count)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A record of a log, with the file and the line, from 1, that it was read from."""
+
+    record: dict[str, Any]
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The record's place for messages and provenance, as ``FILE:LINE``."""
+        return f"{self.file}:{self.line}"
+
+
+def read_log(directory: str | Path, faults: LogFaults) -> Iterator[Logged]:
+    """Yields the records of a log, file by file in the order that the files were begun; counts `faults` on the way.
+
+    A log can be read while a server writes it and removes its oldest files. Raises `DataError` if `directory` holds no
+    log, one of a newer version, or one that cannot be read.
+    """
+    place = Path(directory)
+    paths = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else []
+    if not paths:
+        raise DataError(f"{place} holds no log of a server. 'sheepop serve MODEL --log {place}' writes one.")
+    for path in paths:
+        yield from _read_file(path, faults)
+
+
+def _read_file(path: Path, faults: LogFaults) -> Iterator[Logged]:
+    expected = 0
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return  # the server has removed it since the directory was listed
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {(error.strerror or '').lower()}.") from None
+    with file:
+        for line_number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+            if not line.endswith(b"\n"):
+                faults.cut += 1
+                continue
+            record = _checked(path.name, line)
+            if record is None:
+                faults.changed += 1
+                expected += 1
+                continue
+            number = record.pop("number")
+            faults.missing += max(0, number - expected)
+            expected = number + 1
+            if number:
+                yield Logged(record, path.name, line_number)
+            elif record.get("format", 0) > _FORMAT:
+                raise DataError(
+                    f"{path} has format {record['format']}, and this version reads up to {_FORMAT}. Update SheepOp."
+                )
+
+
+def _checked(file_name: str, line: bytes) -> dict[str, Any] | None:
+    """The record of a line, or None if it is none, or if its check sum is not that of its content."""
+    body, tail = line[: -_TAIL - 1], line[-_TAIL - 1 :]
+    if tail != b"".join((_CHECK, check_sum(file_name, body), b'"}\n')):
+        return None
+    try:
+        record = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("number"), int) else None

@@ -20,7 +20,7 @@ from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.config import model_defaults
 from sheepop.generate.engine import BLOCK_SIZE
 from sheepop.generate.request import Request, read_prompt
-from sheepop.generate.runner import hidden_states, is_led
+from sheepop.generate.runner import hidden_states, is_led, length_batches
 from sheepop.generate.sampler import Likeliest
 from sheepop.model import Transformer
 from sheepop.serve.answer_text import begun_section, shown_ids
@@ -203,13 +203,8 @@ class ServedModel:
             return (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)).tolist()
 
         texts = await self._preparing.do(read)
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         found: dict[int, list[float]] = {}
-        while order:
-            # A batch is padded to its longest text, which is the last.
-            longest = len(texts[order[-1]])
-            count = 1 if is_led(model) else max(1, _TOKENS_PER_PASS // longest)
-            batch, order = order[-count:], order[:-count]
+        for batch in length_batches(list(map(len, texts)), 0 if is_led(model) else _TOKENS_PER_PASS):
             found |= zip(batch, await self._scoring.do(embedded, [texts[number] for number in batch]), strict=True)
         return [found[number] for number in range(len(texts))], sum(map(len, texts))
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.accounting.cost import training_bytes
-from sheepop.model.accounting.saved_activations import Activations, Mode, count_activations, kept_operations
+from sheepop.model.accounting.saved_activations import Activations, Change, Mode, count_activations, kept_operations
 from sheepop.model.logits import adds_in_place, logits_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
@@ -122,20 +122,27 @@ class StepBytes:
 
 
 def step_bytes(
-    model: ModelConfig, training: TrainingConfig, precision: str, rows: int, length: int, device: str
+    model: ModelConfig,
+    training: TrainingConfig,
+    precision: str,
+    rows: int,
+    length: int,
+    device: str,
+    change: Change | None = None,
 ) -> StepBytes:
     """The memory of a step on micro-batches of `rows` sequences of `length` tokens.
 
     The loss needs some logits, and a second gradient of the head unless it is added to the first in place. A gradient
     that is deferred never exists. The gradient of the hidden states is counted with the activations outside the blocks.
+    A `change` freezes the weights, so there is no gradient of the head.
     """
     head = 4 * model.vocabulary * model.d_model
     is_large = adds_in_place(head, device)
     deferred = head if is_large and training.optimizer in _DEFERRING else 0
     logits = logits_bytes(rows * length, model.vocabulary, torch_dtype(precision), device)
     return StepBytes(
-        count_activations(model, rows, length, precision=precision, device=device),
-        loss=logits if is_large else head + logits,
+        count_activations(model, rows, length, precision=precision, device=device, change=change),
+        loss=logits if is_large or change is not None else head + logits,
         state=training_bytes(model, training.optimizer, precision, averaged=training.ema_decay is not None).total
         - deferred,
     )

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from sheepop.adapt.lora import Adapting
 from sheepop.core.facts import counted
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.task.fork import Fork
 from sheepop.jobs.task.interface import Task
 from sheepop.model.accounting.cost import training_bytes
+from sheepop.model.logits import block_rows
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
 from sheepop.train.activation_checkpointing import (
@@ -87,12 +91,21 @@ def bytes_of_a_step(
     """
     rows = texts * (training.micro_batch_size or training.global_batch_size)
     found = [
-        step_bytes(config.model, training, precision, rows, length, device)
+        step_bytes(config.model, training, precision, rows, length, device, adapting(config))
         for precision in candidates(training.precision, device)
     ]
     most = max(found, key=lambda needed: needed.peak("none", 0))
+    if config.tuning.method not in (None, "sft"):
+        # Log-probabilities are weighted in the backward pass, in blocks of logits with three copies.
+        size = min(rows * length, block_rows(config.model.vocabulary, torch.float32, device))
+        most = replace(most, loss=most.loss + 3 * size * config.model.vocabulary * torch.float32.itemsize)
     if config.tuning.lora is None:
         return most
     # The frozen weights; those of adapters are few.
     frozen = training_bytes(config.model, training.optimizer, "fp32").weights if origin is None else origin.weight_bytes
     return replace(most, state=frozen)
+
+
+def adapting(config: SheepOpConfig) -> Adapting | None:
+    """What a run does to its network before the first step: with LoRA it freezes all weights below adapters."""
+    return None if config.tuning.lora is None else Adapting(config.tuning.lora)

@@ -27,6 +27,9 @@ from sheepop.model.transformer import Outputs, Transformer
 Mode = Literal["none", "selective", "full"]
 """What the backward pass recomputes: nothing, everything except the results of `kept_operations`, or whole blocks."""
 
+Change = Callable[[Transformer], None]
+"""Changes a network in place; equal changes do the same."""
+
 _ATEN = torch.ops.aten
 # The operations whose results save the most computation for their memory.
 _PRODUCTS = {
@@ -78,48 +81,75 @@ class Activations:
     masks: int
     rest: int
 
+    def kept(self, number: int, mode: Mode, num_blocks: int | None = None) -> int:
+        """Returns the bytes that block `number` keeps if `mode` applies to the first `num_blocks` blocks (all if None).
+
+        What is recomputed keeps the input of the block.
+        """
+        block = self.blocks[number]
+        if mode == "none" or (num_blocks is not None and number >= num_blocks):
+            return block.everything
+        return self.block_input + (block.selective if mode == "selective" else block.full)
+
     def total(self, mode: Mode = "none", num_blocks: int | None = None) -> int:
         """Returns the bytes kept if `mode` applies to the first `num_blocks` blocks (all if None)."""
-        count = 0 if mode == "none" else len(self.blocks) if num_blocks is None else num_blocks
-        whole = self.rest + sum(block.everything for block in self.blocks[count:])
-        if count == 0:
-            return whole
-        kept = sum(block.selective if mode == "selective" else block.full for block in self.blocks[:count])
-        return whole + self.masks + count * self.block_input + kept
+        blocks = sum(self.kept(number, mode, num_blocks) for number in range(len(self.blocks)))
+        return self.rest + blocks + (0 if mode == "none" or num_blocks == 0 else self.masks)
 
 
 def count_activations(
-    config: ModelConfig, rows: int, length: int, *, precision: str = "fp32", device: str = "cpu"
+    config: ModelConfig,
+    rows: int,
+    length: int,
+    *,
+    precision: str = "fp32",
+    device: str = "cpu",
+    change: Change | None = None,
 ) -> Activations:
     """Counts what the network keeps for `rows` sequences of `length` tokens in an uncompiled training step.
 
     `precision` is ``fp32``, ``bf16`` (weights cast once per step), ``fp16`` (autocast) or ``fp8``, which is counted
     as autocast to bf16. An encoder-decoder reads sources of the same length. `device` determines the kernels; this
-    machine must have it.
+    machine must have it. A `change` of the network, such as frozen weights below adapters, may make its layers unlike.
     """
+    if change is not None:
+        return _counted(_count, config.model_dump_json(), rows, length, precision, device, change)
     few, kinds = _one_of_each(config)
     found = _counted(_count, few.model_dump_json(), rows, length, precision, device)
     return replace(found, blocks=tuple(found.blocks[kind] for kind in kinds))
 
 
 def count_going_back(
-    config: ModelConfig, rows: int, length: int, *, precision: str = "fp32", device: str = "cpu"
+    config: ModelConfig,
+    rows: int,
+    length: int,
+    *,
+    precision: str = "fp32",
+    device: str = "cpu",
+    change: Change | None = None,
 ) -> tuple[int, ...]:
     """Returns the peak bytes that the backward pass of each block allocates, in addition to the saved activations.
 
     They are the gradients of activations, from the block's output to its input, and of one weight at a time. Arguments
     as in `count_activations`.
     """
+    if change is not None:
+        return tuple(_counted(_count_going_back, config.model_dump_json(), rows, length, precision, device, change))
     few, kinds = _one_of_each(config)
     found = _counted(_count_going_back, few.model_dump_json(), rows, length, precision, device)
     return tuple(found[kind] for kind in kinds)
 
 
 @lru_cache
-def _counted(count: Callable[..., Any], config: str, rows: int, length: int, precision: str, device: str) -> Any:
+def _counted(
+    count: Callable[..., Any], config: str, rows: int, length: int, precision: str, device: str,
+    change: Change | None = None,
+) -> Any:  # fmt: skip
     """The count for a network of fake tensors with the configuration in this JSON, made once for each."""
     network = ModelConfig.model_validate_json(config)
     with _on_fake_tensors(network, rows, length, precision, device) as (model, run):
+        if change is not None:
+            change(model)
         return count(model, run, _arithmetic(precision, device))
 
 
@@ -236,7 +266,7 @@ def _count_going_back(
     layers: tuple[nn.Module, ...] = model.layers
     for block in layers:
         block.forward = partial(noted, block.forward)
-    for parameter in model.parameters():
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
     with arithmetic, torch.no_grad():
         run()
