@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.emergence import emergence
 from sheepop.jobs.run.request import RunRequest
 from sheepop.scale import family
+from sheepop.scale.allocation import Use
 from sheepop.scale.family import Family, plan_family
 from sheepop.scale.fit import fit_law
 from sheepop.scale.shapes import Shape, shape_for
@@ -222,3 +224,19 @@ def test_shapes_and_rates_continue_what_was_measured():
         shape = shape_for(wanted, 4096)
         assert abs(math.log(shape.parameters(4096) / wanted)) < 0.35
         assert shape.d_model % (2 * shape.num_heads) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [0.016, 0.012]),
+        ({"model": {"initialization": "mup", "mup_base_d_model": 128}}, [0.016, 0.016]),
+        ({"training": {"learning_rate": 0.005}}, [0.005, 0.005]),
+    ],
+)
+def test_the_rate_of_a_shape_is_the_rules_that_of_the_base_width_or_a_given_one(settings: Any, rates: list[float]):
+    """muP changes the rate of the base width itself, so every run is given that."""
+    family = Family(
+        "", 512, 1, (), {"model": {}, "training": {}, **settings}, Budget.of("1h"), Use(), 1.0, Shape.of_width(128)
+    )
+    assert [family.learning_rate(Shape.of_width(width)) for width in (128, 192)] == rates
