@@ -116,6 +116,7 @@ def test_a_run_consists_of_known_entries(trained: Path) -> None:
         ".replaced",
         ".replaced-moving",
         ".corpus.building",
+        "advice.json",
         "base",
         "examples",
         "difficulty.safetensors",
