@@ -103,11 +103,12 @@ function odds(svg, data, at, on) {
   const made = draw(svg, "g", { class: "odds" }), begin = at.stations.at(-1), left = begin.x + begin.width, x = left + (at.isNarrow ? 12 : 44);
   const wide = at.width - x - 4, gap = 24, all = data.next.length * gap, from = between(TOP - 12, at.ys[at.place] - all / 2, Math.max(TOP - 12, at.height - all - 10));
   data.next.forEach((token, rank) => {
+    const told = at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability);
     const y = from + gap * rank + gap / 2, y0 = at.ys[at.place], part = draw(made, "g", { class: "odd", "data-key": `next.${rank}`, role: "button", tabindex: -1,
-      "aria-label": `${visible(token.text)}, ${share(token.probability)}${on.write ? "; Enter writes it" : ""}` });
+      "aria-label": `${visible(token.text)}, ${told}${on.write ? "; Enter writes it" : ""}` });
     draw(part, "path", { class: "fan", d: `M${left},${y0} C${left + 24},${y0} ${x - 24},${y} ${x},${y}`, "stroke-width": Math.max(0.4, 22 * token.probability).toFixed(2) });
     draw(part, "rect", { class: "space", x, y: y - gap / 2 + 1, width: wide, height: gap - 2 });
-    const width = Math.max(1, wide * token.probability).toFixed(2), told = at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability);
+    const width = Math.max(1, wide * token.probability).toFixed(2);
     draw(part, "rect", { class: "bar", x, y: y - gap / 2 + 2, width, height: gap - 4, rx: 3, "data-probability": token.probability });
     draw(part, "text", { x: x + 6, y: y + 4, class: "word" }, shortened(visible(token.text), at.isNarrow ? 6 : 10));
     draw(part, "text", { x: at.width - 8, y: y + 4, "text-anchor": "end", class: "share" }, told);
