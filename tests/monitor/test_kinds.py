@@ -41,6 +41,13 @@ def test_the_kind_that_gets_bad_votes_is_found() -> None:
     assert all(kind.bad.low <= kind.bad.value <= kind.bad.high for kind in found)
 
 
+def test_equal_prompts_are_one_kind() -> None:
+    """There are fewer different prompts than clusters are asked for."""
+    (found,) = kinds([answered(prompt="the same question", num_votes=1, votes=-1) for _ in range(30)])
+    assert (found.bad.count, found.bad.value, found.examples) == (30, 1.0, ["the same question"])
+    assert found.p == 1.0 and not found.is_worse
+
+
 def test_votes_that_do_not_depend_on_the_prompt_accuse_no_kind() -> None:
     accused = 0
     for seed in range(20):

@@ -50,7 +50,7 @@ _SPLIT = _RICH.replace(
     vocab_size=68, position_encoding="learned", tie_weights=False, ngrams={"rows": 64}, embedding_norm=True,
     norm_position="sandwich", logit_soft_cap=3.0, qk_norm=None, parallel_residual=False, shared_norm=False,
 )  # fmt: skip
-_STEPS, _FEWER, _ROWS, _LENGTH = 20, 2, 8, 16
+_STEPS, _FEWER, _ROWS, _LENGTH = 20, 4, 8, 16
 _TERMS = LossTerms(z_loss=0.01, label_smoothing=0.1)
 
 

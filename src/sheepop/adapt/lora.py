@@ -255,7 +255,7 @@ class Adapting:
     config: LoraConfig
 
     def __call__(self, model: Transformer) -> None:
-        """Does what `add_lora` does."""
+        """Adds the adapter to `model`, as `add_lora` does."""
         add_lora(model, self.config)
 
 

@@ -226,7 +226,7 @@ def tokens_per_tile(dtype: torch.dtype) -> int:
 
 
 def _tile(queries: torch.dtype, in_8_bits: bool, many_tokens: bool) -> tuple[int, int]:
-    """The positions that a program reads at a time and the stages in which it fetches them: the fastest on an H100."""
+    """Returns how many positions a program reads at a time, and its pipeline stages; measured as fastest on an H100."""
     if queries == torch.float32:  # larger tiles take Triton a minute to compile
         return 32, 3
     if in_8_bits:

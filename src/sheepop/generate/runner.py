@@ -65,7 +65,7 @@ class Reading:
 
     @classmethod
     def of(cls, shares: Sequence[Share]) -> Reading:
-        """The input of a pass that reads `shares`."""
+        """Returns the input of a pass that reads `shares`."""
         grants = [grant for share in shares for grant in share.grants]
         read: list[int] = []
         predicting: list[int] = []

@@ -114,7 +114,7 @@ def project_heads(attention: Attention, heads_HC: Tensor) -> tuple[Tensor, Tenso
 
 
 def part_cuts(trace: Trace, position: int, stream: Stream | None = None) -> dict[str, Keep]:
-    """What `parts_of` needs of a pass: patterns of probes, each with the function that keeps one position."""
+    """Returns the patterns of probes that `parts_of` reads, each with a function that keeps one position."""
     stream = stream or trace.target
     mixed = [f"{path}.attention_output" for path, block in stream.paths() if block.mixer is not None]
     further = [f"{stream.path}.*layer_input_output"] if trace.config.layer_inputs is not None else []

@@ -37,10 +37,10 @@ class FirstSteps:
 
     `tensors` is the peak of the bytes of tensors in two steps with the longest rows, and `process` that of the process
     in all steps, 0 on a GPU. `seconds` are those of the timed steps, which have `tokens` and `flops` each on average.
-    `quiet` is the share of the processors that all this got beside other programs. `beginning` are the seconds to build
-    the network, and those that the first time of anything takes more than a later one. The others are those of one
-    `checkpoint`, one round of `samples` and `evaluations`, and of the `scoring` of a held-out row; 0 for what the run
-    does not do.
+    `quiet` is the share of the processors that all this got beside other programs. `beginning` counts the seconds to
+    build the network, and the warm-up of the first samples, evaluation and score. `checkpoint`, `samples`,
+    `evaluations` and `scoring` are the seconds of one checkpoint, one later round of samples and of evaluations, and of
+    one scored row; 0 for what the run does not do.
     """
 
     tensors: int

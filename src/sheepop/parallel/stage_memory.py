@@ -75,7 +75,7 @@ class Weights:
     itemsize: int = FLOAT
 
     def and_more(self, other: Weights) -> Weights:
-        """Returns the sums of these and `other`, and the larger `at_once`."""
+        """Returns these weights and `other` together: sums of bytes, and the larger of both `at_once`."""
         names = ("numbers", "padded", "kept", "to_gather", "to_add")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(self, **sums, at_once=max(self.at_once, other.at_once))

@@ -58,7 +58,7 @@ class TaskCourse:
         return "the models jump" if of_bits > _JUMP else "only the accuracy jumps"
 
     def to_dict(self) -> dict[str, Any]:
-        """The task as plain data."""
+        """Returns the task as plain data."""
         of_accuracy, of_bits = self.jumps
         return {
             "task": self.task,

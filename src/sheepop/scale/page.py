@@ -123,7 +123,7 @@ class Scaled:
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data, as ``law.json`` has it."""
+        """Returns everything as plain data, as ``law.json`` stores it."""
         return {
             "law": self.fit.to_dict(),
             "recommended": self.recommended.to_dict(),

@@ -276,7 +276,7 @@ class Extreme:
 def largest_eigenvalue(
     apply: Callable[[Tensor], Tensor], start: Tensor, *, iterations: int, tolerance: float = 0.02
 ) -> Extreme:
-    """The largest eigenvalue of `apply` from a vector `start` (P,), by Lanczos with full orthogonalisation.
+    """Returns the largest eigenvalue of `apply`, found from `start` (P,) by Lanczos with full orthogonalisation.
 
     It ends when the residual is below `tolerance` times the value, or after `iterations` products (Golub and Van Loan,
     section 10.1). It keeps one vector for each product. Where a product is not finite, the value is NaN.

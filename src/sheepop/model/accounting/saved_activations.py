@@ -291,7 +291,7 @@ def _forget(parameter: Tensor) -> None:
 
 
 class _Kept:
-    """The storages that autograd saves, except weights, and their bytes, by the block that first saved each.
+    """Collects the storages that autograd saves, except weights: their bytes, by the block that saved each one first.
 
     The key None is for storages outside the blocks or shared by them.
     """
