@@ -75,7 +75,7 @@ class AdviceFinding(Finding):
         return f" The advice {verdict}: the held-out loss is {after / before - 1:+.1%}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Returns everything as plain data."""
         trial = None if self.trial is None else {**vars(self.trial), "run": str(self.trial.run)}
         numbers = {"advice": [vars(each) for each in self.advice], "trial": trial, "measured": list(self.measured)}
         return said(self, numbers)

@@ -32,7 +32,7 @@ class Emergence:
     courses: tuple[TaskCourse, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data, as ``emergence.json`` has it."""
+        """Returns everything as plain data, as ``emergence.json`` has it."""
         return {"tasks": [course.to_dict() for course in self.courses]}
 
     def lines(self) -> list[str]:

@@ -55,7 +55,7 @@ class Drift:
         return self.told.low > 0.5
 
     def to_dict(self) -> dict[str, Any]:
-        """All as plain data."""
+        """Returns all fields as plain data."""
         return asdict(self) | {"is_certain": self.is_certain}
 
 

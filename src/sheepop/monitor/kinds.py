@@ -45,7 +45,7 @@ class Kind:
         return self.p < _LEVEL
 
     def to_dict(self) -> dict[str, Any]:
-        """All as plain data."""
+        """Returns all fields as plain data."""
         return asdict(self) | {"is_worse": self.is_worse}
 
 

@@ -31,7 +31,7 @@ class OfModel:
     unsure: list[Answered]
 
     def to_dict(self) -> dict[str, Any]:
-        """All as plain data; of the unsure answers, their places in the log."""
+        """Returns all fields as plain data; of the unsure answers, their places in the log."""
         return {
             **self.figures.to_dict(),
             "over_time": {day: each.to_dict() for day, each in self.over_time.items()},

@@ -229,7 +229,7 @@ class Coordinates(Finding):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Returns everything as plain data."""
         places = [
             {
                 "place": named(name),

@@ -80,7 +80,7 @@ class SharpnessFinding(Finding):
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Returns everything as plain data."""
         found = self.sharpness
         numbers = {
             "step": self.step,
@@ -178,7 +178,7 @@ class NoiseFinding(Finding):
         return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {said}."]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Returns everything as plain data."""
         numbers = {
             "step": self.step,
             "noise_scale": self.scale.rows,
