@@ -2,10 +2,10 @@
 //
 // W (N, K) has int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or
 // 32 neighbours: weight = scale * code + offset. It lies in tiles of 16 rows: the first 4 bytes of each row, then the
-// next 4 of each, and so on, and likewise the scales of groups, so that memory is read from one end to the other and a
-// vector has the same columns of all rows of a tile. x becomes integers, of 16 bits for rows with one scale and of 30
-// bits for groups, so that the products within a group are exact sums of integers. A row of y is the same to the last
-// bit whatever the other rows of x are, however many threads share the work, and however wide the vectors are.
+// next 4 of each, and so on, and likewise the scales of groups, so that memory is read once, from one end to the other.
+// x becomes integers, of 16 bits for rows with one scale and of 30 bits for groups, so that the products within a group
+// are exact sums of integers. A row of y is the same to the last bit whatever the other rows of x are, however many
+// threads share the work, and however wide the vectors are.
 
 #include <algorithm>
 #include <cmath>
@@ -25,6 +25,8 @@ constexpr int kColumns = 16;         // columns whose inputs lie together
 constexpr int kPairs = kColumns / 2;
 constexpr int kLowBits = 15;
 constexpr int64_t kInputs = 64;      // rows of x whose sums stay in the cache
+constexpr int kVectors = kRows / kLanes;      // that hold the same columns of all rows of a tile
+constexpr int kParts = kLanes == 16 ? 8 : 4;  // of inputs, whose sums stay in registers
 #ifdef __AMX_INT8__
 constexpr bool kHasTiles = true;
 #else
@@ -53,17 +55,52 @@ inline Lanes add_pairs(Lanes total, Pairs a, Lanes b) {
 #endif
 }
 
+// Adds to `sums` the products of 16 columns of a tile with parts of inputs, which lie one after another. The loop stays
+// a loop, because compilers that see all of its sums change their order and run out of registers.
+template <int parts>
+inline void add_products(const Pairs (*weights)[kVectors], const int16_t* x, Lanes (*sums)[kVectors]) {
+  Lanes found[parts][kVectors], other[parts][kVectors] = {};  // so that few additions wait for the sum before
+  for (int part = 0; part < parts; part++)
+    for (int v = 0; v < kVectors; v++) found[part][v] = sums[part][v];
+#pragma GCC unroll 1
+  for (int pair = 0; pair < kPairs; pair += 2)
+    for (int part = 0; part < parts; part++) {
+      const Lanes one = spread_pair(x + part * kColumns + 2 * pair), next = spread_pair(x + part * kColumns + 2 * pair + 2);
+      for (int v = 0; v < kVectors; v++) {
+        found[part][v] = add_pairs(found[part][v], weights[pair][v], one);
+        Lanes& sum = (parts * kVectors < 4 ? other : found)[part][v];
+        sum = add_pairs(sum, weights[pair + 1][v], next);
+      }
+    }
+  for (int part = 0; part < parts; part++)
+    for (int v = 0; v < kVectors; v++) sums[part][v] = found[part][v] + other[part][v];
+}
+
+// Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
+template <int most, class Work>
+inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
+  for (; first + most <= count; first += most) work.template operator()<most>(first);
+  if constexpr (most > 1) by_size<most / 2>(count, work, first);
+}
+
+template <class V>
+inline void clear(V (*values)[kVectors], int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    for (int v = 0; v < kVectors; v++) values[i][v] = V{};
+}
+
 inline Floats floats(Lanes values) { return __builtin_convertvector(values, Floats); }
 
-// Kinds of codes: `unpack` makes pairs of short numbers of 16 bytes of each row of a tile, from `at` on. Of four
+// Kinds of codes: `unpack` makes pairs of short numbers of 16 bytes of all rows of a tile, from `at` on. Of four
 // neighbours c the pairs are (c[0], c[2]) and (c[1], c[3]), which need no more than shifts.
 struct Bytes {
   static constexpr int kCodes = 16;
-  static void unpack(const char* at, Pairs* to) {
-    for (int i = 0; i < kBytes / 4; i++) {
-      const Pairs pairs = load<Pairs>(at + i * kUnit);
-      to[2 * i] = (pairs << 8) >> 8, to[2 * i + 1] = pairs >> 8;
-    }
+  static void unpack(const char* at, Pairs (*to)[kVectors]) {
+    for (int i = 0; i < kBytes / 4; i++)
+      for (int v = 0; v < kVectors; v++) {
+        const Pairs pairs = load<Pairs>(at + i * kUnit + v * sizeof(Pairs));
+        to[2 * i][v] = (pairs << 8) >> 8, to[2 * i + 1][v] = pairs >> 8;
+      }
   }
 };
 
@@ -75,12 +112,13 @@ struct Nibbles {
     const Pairs found = reinterpret_cast<Pairs>((part >> shift) & 0x000f000f);
     return is_signed ? (found ^ 8) - 8 : found;
   }
-  static void unpack(const char* at, Pairs* to) {
-    for (int i = 0; i < kBytes / 4; i++) {
-      const Lanes part = load<Lanes>(at + i * kUnit);
-      to[2 * i] = code(part, 0), to[2 * i + 1] = code(part, 8);
-      to[kPairs + 2 * i] = code(part, 4), to[kPairs + 2 * i + 1] = code(part, 12);
-    }
+  static void unpack(const char* at, Pairs (*to)[kVectors]) {
+    for (int i = 0; i < kBytes / 4; i++)
+      for (int v = 0; v < kVectors; v++) {
+        const Lanes part = load<Lanes>(at + i * kUnit + v * sizeof(Lanes));
+        to[2 * i][v] = code(part, 0), to[2 * i + 1][v] = code(part, 8);
+        to[kPairs + 2 * i][v] = code(part, 4), to[kPairs + 2 * i + 1][v] = code(part, 12);
+      }
   }
 };
 
@@ -169,11 +207,6 @@ void round_row(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
   Inputs<planes>(memory, M, K).round(x, m);
 }
 
-// Where the rows from n on begin in tiles of matrices with `bytes` for each row.
-inline const char* tile_of(const void* matrix, int64_t bytes, int64_t n) {
-  return static_cast<const char*>(matrix) + n / kRows * kRows * bytes + n % kRows * 4;
-}
-
 inline void fetch_after(const char* at, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + kAhead + i);
 }
@@ -187,44 +220,45 @@ struct Groups {
   const Scale *scales, *offsets;
 
   Groups(const Linear& linear, int64_t n)
-      : codes(tile_of(linear.weights, linear.K * kBytes / Codes::kCodes, n)),
-        scales(static_cast<const Scale*>(linear.scales) + first_group(linear, n)),
-        offsets(static_cast<const Scale*>(linear.offsets) + (has_offset ? first_group(linear, n) : 0)) {}
+      : codes(static_cast<const char*>(linear.weights) + n * linear.K * kBytes / Codes::kCodes),
+        scales(static_cast<const Scale*>(linear.scales) + n * (linear.K / group)),
+        offsets(static_cast<const Scale*>(linear.offsets) + (has_offset ? n * (linear.K / group) : 0)) {}
 
-  static int64_t first_group(const Linear& linear, int64_t n) { return n / kRows * kRows * (linear.K / group) + n % kRows; }
-
-  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t, int64_t end, Floats* totals) const {
+  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t, int64_t end, Floats (*totals)[kVectors]) const {
     for (int64_t k = 0; k < end; k += kStep) {
-      Pairs weights[kStep / 2];
+      Pairs weights[kStep / 2][kVectors];
       const char* at = codes + k * kUnit * kBytes / (4 * Codes::kCodes);
       fetch_after(at, kReads * kBytes * kRows);
-      for (int i = 0; i < kReads; i++)
-        Codes::unpack(at + i * kUnit * kBytes / 4, weights + i * Codes::kCodes / 2);
+      for (int i = 0; i < kReads; i++) Codes::unpack(at + i * kUnit * kBytes / 4, weights + i * Codes::kCodes / 2);
       for (int g = 0; g < kStep / group; g++) {
-        const int64_t place = (k / group + g) * kRows;
-        const Floats scale = read(scales + place), offset = has_offset ? read(offsets + place) : Floats{};
-        for (int64_t i = 0; i < count; i++)
-          totals[i] = added(totals[i], weights + g * group / 2, scale, offset, inputs, k + g * group, first + i);
+        const int64_t column = k + g * group;
+        by_size<kParts / kPlanes>(count, [&]<int size>(int64_t i) {
+          add_group<size>(weights + g * group / 2, inputs, column, first + i, totals + i);
+        });
       }
     }
   }
 
-  static Floats added(Floats total, const Pairs* weights, Floats scale, Floats offset, const Inputs<2>& inputs, int64_t k,
-                      int64_t m) {
-    Lanes high = {}, low = {};
-    float sums = 0;
-    for (int part = 0; part < group / kColumns; part++) {
-      const int16_t* x = inputs.parts(k + part * kColumns, m);
-      for (int i = 0; i < kPairs; i++) {
-        high = add_pairs(high, weights[part * kPairs + i], spread_pair(x + 2 * i));
-        low = add_pairs(low, weights[part * kPairs + i], spread_pair(x + kColumns + 2 * i));
+  // Adds the products of a group with `size` inputs from m on.
+  template <int size>
+  void add_group(const Pairs (*weights)[kVectors], const Inputs<2>& inputs, int64_t column, int64_t m,
+                 Floats (*totals)[kVectors]) const {
+    Lanes found[2 * size][kVectors] = {};
+    for (int part = 0; part < group / kColumns; part++)
+      add_products<2 * size>(weights + part * kPairs, inputs.parts(column + part * kColumns, m), found);
+    for (int i = 0; i < size; i++) {
+      float sums = 0;
+      for (int part = 0; has_offset && part < group / kColumns; part++) sums += inputs.sum(column + part * kColumns, m + i);
+      for (int v = 0; v < kVectors; v++) {
+        const int64_t place = column / group * kRows + v * kLanes;
+        const Floats scale = read(scales + place);
+        const Floats products =
+            multiply_add(floats(found[2 * i + 1][v]), floats(found[2 * i][v]), spread<Floats>(1 << kLowBits));
+        // The two parts of a group may nearly cancel out, which a large total would make less exact.
+        totals[i][v] = has_offset ? totals[i][v] + multiply_add(scale * products, read(offsets + place), spread<Floats>(sums))
+                                  : multiply_add(totals[i][v], scale, products);
       }
-      if (has_offset) sums += inputs.sum(k + part * kColumns, m);
     }
-    const Floats products = multiply_add(floats(low), floats(high), spread<Floats>(1 << kLowBits));
-    // The two parts of a group may nearly cancel out, which a large total would make less exact.
-    return has_offset ? total + multiply_add(scale * products, offset, spread<Floats>(sums))
-                      : multiply_add(total, scale, products);
   }
 
   static Floats finished(Floats total, const Linear&, int64_t, int64_t) { return total; }
@@ -236,23 +270,22 @@ struct WholeRows {
   static constexpr int64_t kPanel = 256;  // products of 8 and 16 bits whose sum cannot overflow
   const char* codes;
 
-  WholeRows(const Linear& linear, int64_t n) : codes(tile_of(linear.weights, linear.K, n)) {}
+  WholeRows(const Linear& linear, int64_t n) : codes(static_cast<const char*>(linear.weights) + n * linear.K) {}
 
-  void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end, Floats* totals) const {
-    Lanes sums[kInputs] = {};
+  void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end,
+           Floats (*totals)[kVectors]) const {
+    Lanes sums[kInputs][kVectors];
+    clear(sums, count);
     for (int64_t k = begin; k < end; k += kColumns) {
-      Pairs weights[kPairs];
+      Pairs weights[kPairs][kVectors];
       fetch_after(codes + k * kRows, kBytes * kRows);
       Bytes::unpack(codes + k * kRows, weights);
-      for (int64_t i = 0; i < count; i++) {
-        const int16_t* x = inputs.parts(k, first + i);
-        Lanes found[2] = {};  // so that only one addition waits for the sum before
-        for (int pair = 0; pair < kPairs; pair++)
-          found[pair % 2] = add_pairs(found[pair % 2], weights[pair], spread_pair(x + 2 * pair));
-        sums[i] += found[0] + found[1];
-      }
+      by_size<kParts>(count, [&]<int size>(int64_t i) {
+        add_products<size>(weights, inputs.parts(k, first + i), sums + i);
+      });
     }
-    for (int64_t i = 0; i < count; i++) totals[i] += floats(sums[i]);
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < kVectors; v++) totals[i][v] += floats(sums[i][v]);
   }
 
   static Floats finished(Floats total, const Linear& linear, int64_t n, int64_t rows) {
@@ -303,7 +336,7 @@ void multiply_in_tiles(const Linear& linear, const Inputs<1>& inputs, float* y, 
       float totals[kRows * kRows] = {};
       shape_tiles(count, shaped);
       for (int64_t k = 0; k < linear.K; k += WholeRows::kPanel)
-        add_in_tiles(tile_of(linear.weights, linear.K, n), inputs, m, k, std::min(linear.K, k + WholeRows::kPanel), totals);
+        add_in_tiles(WholeRows(linear, n).codes, inputs, m, k, std::min(linear.K, k + WholeRows::kPanel), totals);
       for (int64_t i = 0; i < count; i++)
         for (int64_t r = 0; r < rows; r++) {
           const float found = totals[i * kRows + r] * scales[n + r] * inputs.scale(m + i);
@@ -315,7 +348,7 @@ void multiply_in_tiles(const Linear& linear, const Inputs<1>& inputs, float* y, 
 
 #endif
 
-// Rows `begin` to `end` of W times all inputs, a tile of `kLanes` rows at a time.
+// Rows `begin` to `end` of W times all inputs; `begin` is that of a tile.
 template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
   const Inputs<Tile::kPlanes> inputs(const_cast<void*>(memory), M, linear.K);
@@ -324,19 +357,21 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
     if (inputs.is_in_bytes()) return multiply_in_tiles(linear, inputs, y, M, begin, end);
   }
 #endif
-  for (int64_t n = begin; n < end; n += kLanes) {
+  for (int64_t n = begin; n < end; n += kRows) {
     const Tile tile(linear, n);
-    const int64_t rows = std::min<int64_t>(kLanes, end - n);
     for (int64_t first = 0; first < M; first += kInputs) {
-      Floats totals[kInputs] = {};
       const int64_t count = std::min(kInputs, M - first);
+      Floats totals[kInputs][kVectors];
+      clear(totals, count);
       for (int64_t k = 0; k < linear.K; k += Tile::kPanel)
         tile.add(inputs, first, count, k, std::min(linear.K - k, Tile::kPanel) + k, totals);
-      for (int64_t i = 0; i < count; i++) {
-        Floats found = Tile::finished(totals[i], linear, n, rows) * inputs.scale(first + i);
-        if (linear.bias) found += WholeRows::some(linear.bias + n, rows);
-        std::memcpy(y + (first + i) * linear.N + n, &found, rows * sizeof(float));
-      }
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t v = 0, r = n; r < end && v < kVectors; v++, r += kLanes) {
+          const int64_t rows = std::min<int64_t>(kLanes, end - r);
+          Floats found = Tile::finished(totals[i][v], linear, r, rows) * inputs.scale(first + i);
+          if (linear.bias) found += WholeRows::some(linear.bias + r, rows);
+          std::memcpy(y + (first + i) * linear.N + r, &found, rows * sizeof(float));
+        }
     }
   }
 }
