@@ -31,9 +31,32 @@ inline To same_bits(From from) {
 
 inline Floats read(const float* from) { return load<Floats>(from); }
 
-inline Floats read(const BFloat16* from) {
-  return reinterpret_cast<Floats>(__builtin_convertvector(load<HighBits>(from), FloatBits) << 16);
+// Integers of 16 and 8 bits in 32 bits. Intrinsics are one instruction, where compilers make several of a conversion.
+inline FloatBits widened_bits(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<FloatBits>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<FloatBits>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  return __builtin_convertvector(load<HighBits>(from), FloatBits);
+#endif
 }
+
+typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
+
+inline FloatBits widened_bits(const int8_t* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<FloatBits>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<FloatBits>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  return __builtin_convertvector(load<FewBytes>(from), FloatBits);
+#endif
+}
+
+inline Floats read(const BFloat16* from) { return reinterpret_cast<Floats>(widened_bits(&from->bits) << 16); }
+
+inline Floats read(const int8_t* from) { return __builtin_convertvector(widened_bits(from), Floats); }
 
 inline Floats read(const Float16* from) {
 #if defined(__AVX512F__)
@@ -41,7 +64,7 @@ inline Floats read(const Float16* from) {
 #elif defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
-  const FloatBits bits = __builtin_convertvector(load<HighBits>(from), FloatBits), size = (bits & 0x7fff) << 13;
+  const FloatBits bits = widened_bits(&from->bits), size = (bits & 0x7fff) << 13;
   // A product with 2^112 moves the exponent, also that of subnormal numbers.
   const Floats found = reinterpret_cast<Floats>(size) * 0x1p112f;
   const FloatBits special = size >= 0x0f800000 ? FloatBits{} + 0x7f800000 : FloatBits{};
@@ -49,21 +72,9 @@ inline Floats read(const Float16* from) {
 #endif
 }
 
-typedef int8_t FewBytes __attribute__((vector_size(kLanes)));
-
-inline Floats read(const int8_t* from) {
-#if defined(__AVX512F__)
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#elif defined(__AVX2__)
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#else
-  return __builtin_convertvector(load<FewBytes>(from), Floats);
-#endif
-}
-
 // The bits are those of a float32 whose exponent is 120 too small, which a product corrects, also that of subnormals.
 inline Floats read(const Float8* from) {
-  const FloatBits bits = __builtin_convertvector(load<FewBytes>(from), FloatBits) << 20;
+  const FloatBits bits = widened_bits(reinterpret_cast<const int8_t*>(&from->bits)) << 20;
   return reinterpret_cast<Floats>(bits & static_cast<int32_t>(0x87ffffff)) * 0x1p120f;
 }
 

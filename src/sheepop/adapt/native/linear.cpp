@@ -39,13 +39,14 @@ struct Tiles {
   template <int R, int B>
   void tile(int64_t n, int64_t m) const {
     Floats totals[R][B] = {};
+    constexpr int64_t kBytes = R * kLanes * sizeof(T);  // of weights in a step
     const int64_t size = R * K;
     // A later tile, which is fetched in the order of memory.
     const T *row = weights + n * K, *later = row + size * (1 + kAhead / (size * sizeof(T)));
-    for (int64_t k = 0; k < K; k += kLanes) {
+    for (int64_t k = 0; k < K; k += kLanes, later += R * kLanes) {
       Floats w[R];
       for (int r = 0; r < R; r++) w[r] = read(row + r * K + k);
-      for (int64_t i = k * R; i < (k + kLanes) * R; i += 64 / sizeof(T)) __builtin_prefetch(later + i, 0, 2);
+      for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(later) + i, 0, 2);
       for (int b = 0; b < B; b++) {
         const Floats part = load<Floats>(inputs + (m + b) * K + k);
         for (int r = 0; r < R; r++) totals[r][b] = multiply_add(totals[r][b], part, w[r]);
