@@ -89,6 +89,20 @@ def test_a_block_in_one_call_is_the_block(
         assert_near(read_apart(in_int8, cache_dtype=kind), expected[kind], error)
 
 
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("name", ["parallel branches", "alibi, window", "norm behind the sum"])
+def test_all_blocks_in_one_call_are_the_blocks_one_by_one(
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, name: str, num_layers: int
+) -> None:
+    model = toy_model(**NETWORKS[name], num_layers=num_layers)
+    native = with_native_blocks(with_native_products(model, always=True).eval())
+    with monkeypatch.context() as patched:
+        patched.setattr(NativeBlock, "forward", None)  # no pass needs it
+        together = read_apart(native)
+    native.run_together = None
+    assert_near(read_apart(native), together, 0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_block_of_16_bits_is_the_exact_network_of_these_numbers(

@@ -1,7 +1,8 @@
-"""Transformer blocks that run in one native call each, for decoding on a CPU.
+"""Transformer blocks that run in one native call, for decoding on a CPU.
 
 A decoding pass has few tokens, so the calls from Python between its matrix products would take longer than their
-arithmetic. The C++ block does all of it; long chunks, unsupported blocks and traced passes run in PyTorch.
+arithmetic. The C++ code runs all blocks in one call, or each of them if some are not supported; long chunks and traced
+passes run in PyTorch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import copy
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh"
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines."""
 _OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
+_KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
 _POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -76,19 +79,28 @@ class _Tokens(ctypes.Structure):
     ]
 
 
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("layer", "tokens")),
+        ("keys", _Stored),
+        ("values", _Stored),
+        ("changes", _POINTER),
+    ]
+
+
 class _TokensOfPass:
     """The tokens of a pass as native code sees them, the same for all layers of a kind."""
 
     def __init__(self) -> None:
-        self._newest: tuple[AttentionMetadata, Angles | None, list[Tensor], _Tokens] | None = None
+        self._newest = deque[tuple[AttentionMetadata, Angles | None, list[Tensor], _Tokens]](maxlen=_KINDS)
 
     def of(
         self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int, key_width: int
     ) -> _Tokens:
         """Describes the `count` tokens; raises `ValueError` if a tensor is not as the native code assumes."""
-        newest = self._newest
-        if newest is not None and newest[0] is metadata and newest[1] is rotary:
-            return newest[3]
+        for newest in self._newest:
+            if newest[0] is metadata and newest[1] is rotary:
+                return newest[3]
         width = 0 if rotary is None else rotary[0].shape[-1]
         if 2 * width > key_width:
             raise ValueError(f"{width} angles rotate more than the {key_width} numbers of a head")
@@ -99,7 +111,7 @@ class _TokensOfPass:
             *metadata.addresses(count),
             *(address("angles", part.view(-1, width), torch.float32, count, width) for part in angles),
         )
-        self._newest = metadata, rotary, angles, made
+        self._newest.append((metadata, rotary, angles, made))
         return made
 
 
@@ -134,28 +146,29 @@ class NativeBlock(Block):
 
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> BlockOutputs:
         """See `Block.forward`."""
-        metadata = cache.metadata(inputs.attending) if isinstance(cache, PagedCache) else None
-        count = x_BTD.numel() // self._layer.width
-        changes = self._changes_of(count) if metadata is not None else None
-        if metadata is None or changes is None or someone_watches() or count > self._most_rows:
-            return super().forward(x_BTD, inputs, cache)
-        assert isinstance(cache, PagedCache) and metadata is not None and self.attention is not None
-        keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
-        x_BTD = x_BTD.contiguous()
-        out_BTD = torch.empty_like(x_BTD)
-        shape = (len(keys.numbers), self._layer.kv_heads, cache.block_size)
-        _run()(
-            ctypes.byref(self._layer),
-            ctypes.byref(self._tokens.of(metadata, inputs.rotary, cache.block_size, count, self._layer.key_width)),
-            ctypes.byref(_Stored(*keys.addresses(*shape, self._layer.key_width))),
-            ctypes.byref(_Stored(*values.addresses(*shape, self._layer.value_width))),
-            address("x", x_BTD, torch.float32, *x_BTD.shape),
-            out_BTD.data_ptr(),
-            *(kernel(keys.numbers.dtype) for kernel in (attention_kernel, storing_kernel)),
-            changes,
-            torch.get_num_threads(),
-        )
-        return BlockOutputs(out_BTD)
+        found_BTD = run_together([self], x_BTD, [inputs], cache)
+        return super().forward(x_BTD, inputs, cache) if found_BTD is None else BlockOutputs(found_BTD)
+
+    def step(self, inputs: BlockInputs, cache: PagedCache, count: int) -> tuple[_Step, Any] | None:
+        """Describes a pass of `count` tokens through this block, with what must stay alive; None if PyTorch runs it.
+
+        Raises `ValueError` if a tensor is not as the native code assumes.
+        """
+        metadata = cache.metadata(inputs.attending)
+        changes = None if metadata is None or count > self._most_rows else self._changes_of(count)
+        if metadata is None or changes is None:
+            return None
+        assert self.attention is not None
+        tokens = self._tokens.of(metadata, inputs.rotary, cache.block_size, count, self._layer.key_width)
+        stored = []
+        for blocks, width in (
+            (cache.keys[self.attention.layer], self._layer.key_width),
+            (cache.values[self.attention.layer], self._layer.value_width),
+        ):
+            shape = len(blocks.numbers), self._layer.kv_heads, cache.block_size, width
+            stored.append(_Stored(*blocks.addresses(*shape)))
+        step = _Step(*(ctypes.addressof(part) for part in (self._layer, tokens)), *stored, ctypes.addressof(changes))
+        return step, (tokens, changes)
 
     def with_adapters(self, block: Block, adapters: RowAdapters) -> NativeBlock:
         """The native block over the layers of `block`, to whose products the rows of `adapters` add."""
@@ -193,6 +206,36 @@ class NativeBlock(Block):
         return made
 
 
+def run_together(
+    blocks: Sequence[nn.Module], x_BTD: Tensor, inputs: Sequence[BlockInputs], cache: Cache | None
+) -> Tensor | None:
+    """Returns the residual stream (B, T, D) after these blocks; None if native code cannot run all of them.
+
+    Raises `ValueError` if a tensor is not as the native code assumes.
+    """
+    if not isinstance(cache, PagedCache) or someone_watches():
+        return None
+    rows = x_BTD.shape[:-1].numel()
+    steps, kept = (_Step * len(blocks))(), []
+    for number, (block, own) in enumerate(zip(blocks, inputs, strict=True)):
+        made = block.step(own, cache, rows) if isinstance(block, NativeBlock) else None
+        if made is None:
+            return None
+        steps[number], alive = made
+        kept.append(alive)
+    x_BTD = x_BTD.contiguous()
+    out_BTD = torch.empty_like(x_BTD)
+    stored = cache.keys[0].numbers.dtype
+    _run()(
+        *(steps, len(blocks)),
+        address("x", x_BTD, torch.float32, *x_BTD.shape),
+        out_BTD.data_ptr(),
+        *(kernel(stored) for kernel in (attention_kernel, storing_kernel)),
+        torch.get_num_threads(),
+    )
+    return out_BTD
+
+
 def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor]]]:
     """A copy of the modules over the same weights, with the fastest layers for its device.
 
@@ -222,6 +265,8 @@ def with_native_blocks(model: Transformer) -> Transformer:
             model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes, tokens)
         else:
             say_once(f"Blocks of this model run in PyTorch, step by step, because the native block lacks {lacking}.")
+    if all(isinstance(block, NativeBlock) for block in model.layers):
+        model.run_together = run_together
     return model
 
 
@@ -335,6 +380,6 @@ def _norm(norm: nn.Module | None) -> _Norm:
 
 @cache
 def _run() -> Callable[..., Any]:
-    found = native_library(_SOURCE).run_block  # type: ignore[union-attr]
-    found.argtypes, found.restype = [_POINTER] * 9 + [_COUNT], None
+    found = native_library(_SOURCE).run_blocks  # type: ignore[union-attr]
+    found.argtypes, found.restype = [_POINTER, _COUNT, *[_POINTER] * 4, _COUNT], None
     return found

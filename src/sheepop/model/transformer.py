@@ -6,7 +6,7 @@ Shapes: B batch, T query positions, S key positions, D d_model, H heads, K kv he
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
@@ -97,6 +97,9 @@ class Transformer(nn.Module):
         self.compiled = False
         # Of keys and values in a cache; None is `dtype`.
         self.cache_dtype: torch.dtype | None = None
+        # Returns the stream after all blocks, given them, the stream before, their inputs and the cache; None if it
+        # cannot compute this pass, which then runs block by block.
+        self.run_together: Callable[..., Tensor | None] | None = None
         self.embedded, self.positioned, self.final, self.logits = Probe(), Probe(), Probe(), Probe()
         self.tie()
 
@@ -220,8 +223,13 @@ class Transformer(nn.Module):
             inputs[window, rotates] = BlockInputs(attending[window], rotary, memory, memory_attending, documents)
         routings: list[Routing] = []
         passing = self.passing(input_ids, x_BTD)
-        for layer, kind_of_layer in enumerate(self.kinds):
-            x_BTD, routing, _ = self._pass(layer, x_BTD, inputs[kind_of_layer], passing, cache)
+        of_layers = [inputs[kind] for kind in self.kinds]
+        if self.run_together is not None:
+            found_BTD = self.run_together(self.layers, x_BTD, of_layers, cache)
+            if found_BTD is not None:
+                return Outputs(self.finish(found_BTD), ())
+        for layer, of_layer in enumerate(of_layers):
+            x_BTD, routing, _ = self._pass(layer, x_BTD, of_layer, passing, cache)
             if routing is not None:
                 routings.append(routing)
         return Outputs(self.finish(x_BTD), tuple(routings))

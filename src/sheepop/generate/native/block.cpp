@@ -1,5 +1,5 @@
-// A transformer block for single tokens of many texts, on a CPU in float32: norms, projections, attention to blocks of
-// keys and values, and the feed-forward network, without a return to Python between them.
+// Transformer blocks for single tokens of many texts, on a CPU in float32: norms, projections, attention to blocks of
+// keys and values, and feed-forward networks, without a return to Python between them.
 //
 // Products, attention and its storage are function pointers, because each format of weights and keys has its own kernels.
 
@@ -64,6 +64,14 @@ struct Tokens {
   int64_t count, block_size, table_width, angles;
   const int64_t *block, *offset, *table, *first, *last;
   const float *cos, *sin;
+};
+
+// A layer and what it reads in a pass; `changes` are those of each row by place, or null.
+struct Step {
+  const Layer* layer;
+  const Tokens* tokens;
+  Stored keys, values;
+  const Change* const* changes;
 };
 }
 
@@ -169,7 +177,7 @@ struct Block {
   const Layer& layer;
   const Tokens& tokens;
   const Stored &keys, &values;
-  const Change* const* changes;  // those of each row by place, or null
+  const Change* const* changes;
   Attend attend;
   Write write;
   const Buffers& at;
@@ -310,21 +318,34 @@ struct Block {
 
 extern "C" {
 
-// out = the residual stream x (R, D) after the block.
-void run_block(const Layer* layer, const Tokens* tokens, const Stored* keys, const Stored* values, const float* x,
-               float* out, Attend attend, Write write, const Change* const* changes, int64_t threads) {
+// out = the residual stream x (R, D) after the blocks of `count` steps, which have the same tokens and width.
+void run_blocks(const Step* steps, int64_t count, const float* x, float* out, Attend attend, Write write, int64_t threads) {
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
-  const int64_t rounded = rounded_floats(1, std::max({layer->width, layer->o.K, layer->up.N}));
-  const int64_t widths[] = {layer->width, layer->q.N,  layer->k.N,   layer->v.N, layer->o.K, layer->width,
-                            layer->up.N,  layer->gate.N, rounded, rounded,     rounded};
-  int64_t offsets[std::size(widths)];
-  for (size_t i = 0; i < std::size(widths); i++) offsets[i] = scratch.reserve(tokens->count * widths[i]);
+  const int64_t rows = steps->tokens->count, width = steps->layer->width;
+  int64_t widths[11] = {width}, weights = 0, offsets[std::size(widths)];
+  for (const Step* step = steps; step < steps + count; step++) {
+    const Layer& layer = *step->layer;
+    const int64_t rounded = rounded_floats(1, std::max({layer.width, layer.o.K, layer.up.N}));
+    const int64_t needed[] = {width,      layer.q.N,    layer.k.N, layer.v.N, layer.o.K, width,
+                              layer.up.N, layer.gate.N, rounded,   rounded,   rounded};
+    for (size_t i = 0; i < std::size(widths); i++) widths[i] = std::max(widths[i], needed[i]);
+    weights = std::max(weights, width * (layer.q.N + layer.up.N));
+  }
+  for (size_t i = 0; i < std::size(widths); i++) offsets[i] = scratch.reserve(rows * widths[i]);
+  const int64_t between = scratch.reserve(rows * width);
   auto at = [&](int i) { return scratch.at(offsets[i]); };
   const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
-  const int64_t weights = layer->width * (layer->q.N + layer->up.N);
+  float* const streams[] = {out, scratch.at(between)};
   together(std::min(threads, 1 + weights / kWork), [&](Worker& worker) {
-    Block{*layer, *tokens, *keys, *values, changes, attend, write, buffers, threads, worker}.run(x, out);
+    const float* from = x;
+    for (int64_t i = 0; i < count; i++) {
+      const Step& step = steps[i];
+      float* to = streams[(count - 1 - i) % 2];
+      Block{*step.layer, *step.tokens, step.keys, step.values, step.changes, attend, write, buffers, threads, worker}.run(
+          from, to);
+      from = to;
+    }
   });
 }
 }
