@@ -199,6 +199,11 @@ def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq
     return tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
 
 
+def most_scoring_seconds(minutes: float) -> float:
+    """The seconds of a budget in minutes that the score at the end may take."""
+    return 60 * _VALIDATION_SHARE * minutes
+
+
 def besides_the_loop(
     config: TrainingConfig,
     timing: StepTime | None,
@@ -216,7 +221,7 @@ def besides_the_loop(
     """
     if timing is None or config.max_minutes is None:
         return timing, None
-    seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * _VALIDATION_SHARE * config.max_minutes
+    seconds, most = scoring_seconds(config, timing, held_out, seq_len), most_scoring_seconds(config.max_minutes)
     if config.memory is not None:
         seconds = 2 * seconds + _RECALL_SECONDS * held_out
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))

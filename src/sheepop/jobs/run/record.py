@@ -46,12 +46,14 @@ _STORED_AS = {"requested": "asked"}
 class Budget:
     """The budget of a run in minutes: seconds for the loop, and the most steps if another budget limits them.
 
-    The score at the end reads all held-out tokens, or `scored_tokens` of them.
+    The score at the end reads all held-out tokens, or `scored_tokens` of them; it may take `score_seconds`, which older
+    records do not have.
     """
 
     seconds: float
     most_steps: int | None
     scored_tokens: int | None = None
+    score_seconds: float | None = None
 
 
 @dataclass(frozen=True)

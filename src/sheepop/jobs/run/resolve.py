@@ -36,6 +36,7 @@ from sheepop.train.budget import (
     loop_seconds,
     measure_step,
     measuring_seconds,
+    most_scoring_seconds,
     most_steps,
     needs_measuring,
     resolve_compile,
@@ -91,6 +92,8 @@ def resolved(
     )
     _warn(requested, settled, held_out_tokens, task.console)
     seconds = loop_seconds(task.config.training, timing)
+    minutes = task.config.training.max_minutes
+    score_seconds = None if minutes is None else most_scoring_seconds(minutes)
     most = most_steps(task.config.training, task.schedule.num_samples, seq_len)
     dtype = torch_dtype(settled.precision)
     record = RunRecord(
@@ -98,7 +101,7 @@ def resolved(
         tokenizer_fingerprint=task.tokenizer().fingerprint(),
         requested=requested.model_dump(mode="json"),
         step_seconds=timing.seconds if timing else None,
-        deadline=None if seconds is None else Budget(seconds, most, scored),
+        deadline=None if seconds is None else Budget(seconds, most, scored, score_seconds),
         matrix_peak_flops=matrix_peak(dtype, device),
         nominal_peak_flops=nominal_peak(dtype, device),
         forked_from=None if task.origin is None else task.origin.as_record(),

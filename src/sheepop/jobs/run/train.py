@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +22,7 @@ from sheepop.jobs.run.record import RunRecord, read_run_config
 from sheepop.jobs.run.request import RunRequest
 
 if TYPE_CHECKING:
+    from sheepop.data import Batches
     from sheepop.evaluate.baselines import Baselines
     from sheepop.generate import Completion
     from sheepop.jobs.run.open import OpenRun
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from sheepop.train import Scores
 
 _JOURNEY_TOKENS = 24  # in the picture of the report
+_PARTS_OF_SCORE = 20  # one of which is timed first
+_TOO_SLOW = 1.25  # times the seconds of the score
 
 
 @dataclass(frozen=True)
@@ -150,14 +154,16 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             write_memory(best, memory)
         if held_out is None:
             return outcome
-        passes = 1 if memory is None else 2
-        with run.console.progress("Scoring", passes * held_out.num_samples, "samples") as progress:
-            most = None if run.record.deadline is None else run.record.deadline.scored_tokens
-            how: dict[str, Any] = {"max_tokens": most, "on_batch": progress.advance}
-            scores = run.task.score(model, held_out, run.device, **how)
-            remembered = None
-            if memory is not None:
-                remembered = run.task.score(model, held_out, run.device, memory=memory, **how)
+        memories = (None,) if memory is None else (None, memory)
+
+        def score(max_tokens: int | None, on_batch: Callable[[int], None] | None = None) -> list[Scores]:
+            how: dict[str, Any] = {"max_tokens": max_tokens, "on_batch": on_batch}
+            return [run.task.score(model, held_out, run.device, memory=each, **how) for each in memories]
+
+        most = _scored_tokens(run, held_out, score)
+        with run.console.progress("Scoring", len(memories) * held_out.num_samples, "samples") as progress:
+            scores, *with_memory = score(most, progress.advance)
+        remembered = with_memory[0] if with_memory else None
         # The scores are the last rows of the metrics; more steps will replace them.
         with closing(JsonLines(run.directory.metrics_file, run.directory.metrics_file.stat().st_size)) as log:
             log.append({"step": outcome.best_step, "split": "score", **scores.to_dict()})
@@ -165,6 +171,30 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
                 log.append({"step": outcome.best_step, "split": "score_with_memory", **remembered.to_dict()})
             log.sync()
         return replace(outcome, scores=scores, with_memory=remembered, journey=_journey(run, model))
+
+
+def _scored_tokens(run: OpenRun, held_out: Batches, score: Callable[[int], Any]) -> int | None:
+    """The number of held-out tokens to score, None for all: as planned, or fewer if the machine is slower now.
+
+    A small part of the score, which counts for nothing, shows how long the planned one would take.
+    """
+    deadline = run.record.deadline
+    if deadline is None:
+        return None
+    whole = int(held_out.num_samples * held_out.tokens_per_sample)
+    planned, allowed = deadline.scored_tokens or whole, deadline.score_seconds
+    part = planned // _PARTS_OF_SCORE
+    if allowed is None or part < held_out.tokens_per_sample:
+        return deadline.scored_tokens
+    start = time.perf_counter()
+    score(part)
+    needed = _PARTS_OF_SCORE * (time.perf_counter() - start)
+    if needed <= _TOO_SLOW * allowed:
+        return deadline.scored_tokens
+    fewer = max(part, int(planned * allowed / needed))
+    run.console.info(f"Slower than planned: the score reads {fewer:,} of {whole:,} held-out tokens.")
+    run.record = replace(run.record, deadline=replace(deadline, scored_tokens=fewer))
+    return fewer
 
 
 def _journey(run: OpenRun, model: Transformer) -> Mapping[str, Any] | None:
