@@ -121,11 +121,18 @@ def save_model(
 
 
 def load_model(
-    path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None, *, merge: bool = True
+    path: str | Path,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    merge: bool = True,
+    mapped: bool = False,
 ) -> LoadedModel:
     """Reads and verifies the model at `path` (see `resolve_model_directory`).
 
-    A LoRA adapter in the directory is merged into the weights, unless they are quantised or `merge` is false.
+    A LoRA adapter in the directory is merged into the weights, unless they are quantised or `merge` is false. With
+    `mapped` the floats of a directory are used by memory map, like those of a linked file: no time passes until they
+    are read, but products are a tenth slower, and a program that changes the file in place changes the model.
 
     The parameters have the stored dtype, or `dtype`, and the network computes in it. If several dtypes are stored, such
     as float32 norms and bfloat16 matrices, all parameters get the one that represents every number. Raises
@@ -138,7 +145,7 @@ def load_model(
     if has_reward_head(directory) and adapter is None:
         add_scalar_head(model, REWARD_HEAD)
     quantization = read_quantization(directory)
-    load_weights(model, _read_stored(directory, quantization, device, dtype), directory)
+    load_weights(model, _read_stored(directory, quantization, device, dtype, mapped), directory)
     common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
     for parameter in model.parameters():  # buffers, such as position tables, keep their precision
         if not isinstance(parameter, StoredWeight):
@@ -163,12 +170,13 @@ def stored_tensors(directory: Path) -> dict[str, LazyTensor]:
 
 
 def _read_stored(
-    directory: Path, quantization: Quantization | None, device: str, dtype: torch.dtype | None
+    directory: Path, quantization: Quantization | None, device: str, dtype: torch.dtype | None, mapped: bool
 ) -> dict[str, Tensor]:
-    """Returns the weights of a model directory: its own in the memory of the process, those of a link by memory map."""
+    """Returns the weights of a model directory, in the memory of the process unless they are `mapped` or linked."""
     tensors = stored_tensors(directory)
-    # In memory, later changes of the file do no harm. Integers of a linked file are decoded to memory of their own.
-    is_copied = not (directory / LINK).is_file() and torch.device(device).type == "cpu"
+    # Integers are arranged anew in their memory; those of a linked file are decoded to memory of their own.
+    stays = mapped and quantization is None
+    is_copied = not stays and not (directory / LINK).is_file() and torch.device(device).type == "cpu"
 
     def read(name: str, stored: Sequence[LazyTensor]) -> Tensor:
         parts = [(part.load() if is_copied else part.read().contiguous()).to(device) for part in stored]

@@ -19,8 +19,11 @@ from sheepop.model import EncoderDecoder, Transformer
 def load_adapted(
     model: str | Path, adapters: Sequence[str | Path] = (), *, device: str = "auto", dtype: str | None = None
 ) -> LoadedModel:
-    """Loads a model with the sum of `adapters`; raises `CheckpointError` for an adapter that does not fit."""
-    loaded = load_model(model, resolve_device(device), dtype_named(dtype))
+    """Loads a model with the sum of `adapters`; raises `CheckpointError` for an adapter that does not fit.
+
+    Floats are used by memory map.
+    """
+    loaded = load_model(model, resolve_device(device), dtype_named(dtype), mapped=True)
     return with_adapters(loaded, adapters) if adapters else loaded
 
 
