@@ -244,9 +244,9 @@ class _Problem:
 
     def cost(self, x: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """The weighted sum of Huber's losses in units of delta squared, with the prior, and its gradient."""
-        terms = self._terms(x)
-        total = np.logaddexp.reduce(terms, axis=0)
-        scaled, shares = (total - self.log_loss) / DELTA, np.exp(terms - total)
+        parts = np.exp(self._terms(x))
+        total = parts.sum(axis=0)
+        scaled, shares = (np.log(total) - self.log_loss) / DELTA, parts / total
         size = np.abs(scaled)
         slope = weights * np.clip(scaled, -1, 1) / DELTA
         value = float((weights * np.where(size <= 1, scaled**2 / 2, size - 0.5)).sum())
