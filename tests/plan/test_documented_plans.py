@@ -14,7 +14,8 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.plan.machine import find_machine
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
-PLANS = dict(zip(("h100x1024", "h100x8"), re.findall(r"```yaml\n(model.*?)```\n\n(\|.*?\n)\n", PAGE, re.DOTALL), strict=True))
+SETTINGS_AND_TABLE = re.compile(r"```yaml\n(model.*?)```\n\n(\|.*?\n)\n", re.DOTALL)
+PLANS = dict(zip(("h100x1024", "h100x8"), SETTINGS_AND_TABLE.findall(PAGE), strict=True))
 
 
 @pytest.mark.parametrize("machine", PLANS)

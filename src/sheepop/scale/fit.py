@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from copy import copy
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from operator import attrgetter
@@ -68,8 +68,8 @@ class KnownBest:
 class Fit:
     """The law of some runs, those of the resampled runs, and whether the prior took part.
 
-    `runs` is the number of runs, and `flops` are the operations of the dearest. `error` is the standard deviation of the
-    residuals of the logarithm of the loss. `drift` is how far a law of the cheaper runs was off for the dearest, as
+    `runs` is the number of runs, and `flops` are the operations of the dearest. `error` is the standard deviation of
+    the residuals of the logarithm of the loss. `drift` is how far a law of the cheaper runs was off for the dearest, as
     a logarithm for each factor of e in operations.
     """
 
