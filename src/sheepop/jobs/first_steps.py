@@ -41,10 +41,10 @@ class FirstSteps:
     """What the first steps of a run showed.
 
     `tensors` is the peak of the bytes of tensors in two steps with the longest rows, and `process` that of the process
-    in all of this, of which the report at the end added `drawing`; both are 0 on a GPU. `seconds` are those of the timed
-    steps, which have `tokens` and `flops` each on average. `quiet` is the share of the processors that all this got
-    beside other programs. `beginning` counts the seconds to build the network, and the warm-up of the first samples,
-    evaluation and score. `checkpoint`, `samples`, `evaluations`, `scoring` and `report` are the seconds of one
+    in all of this, of which the report at the end added `drawing`; both are 0 on a GPU. `seconds` are those of the
+    timed steps, which have `tokens` and `flops` each on average. `quiet` is the share of the processors that all this
+    got beside other programs. `beginning` counts the seconds to build the network, and the warm-up of the first
+    samples, evaluation and score. `checkpoint`, `samples`, `evaluations`, `scoring` and `report` are the seconds of one
     checkpoint, one later round of samples and of evaluations, one scored row, and the report; 0 for what the run does
     not do.
     """
