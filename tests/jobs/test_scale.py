@@ -6,9 +6,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,11 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.scale import family
 from sheepop.scale.allocation import Use
 from sheepop.scale.family import Family, plan_family
-from sheepop.scale.fit import fit_law
 from sheepop.scale.shapes import Shape, shape_for
 
-SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3")]
+from ..running import train_given
+
+SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3", "64x1")]
 SETTINGS = (
     "device=cpu", "training.global_batch_size=4", "model.max_seq_len=16", "tokenizer.algorithm=char",
     "data.documents=blank_line", "model.ngrams=null", "data.validation_fraction=0.1", "training.sinks=[]",
@@ -39,18 +38,11 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_resamples() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "fit_law", partial(fit_law, resamples=20))
-        yield
-
-
 def request_of(place: Path) -> job.ScaleRequest:
     words, draw = ["sheep", "wool", "grass", "hill", "dog", "rain", "gate", "field", "lamb", "ewe"], random.Random(0)
     text = place.parent / "text.txt"
     text.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(100)), encoding="utf-8")
-    budgets = Budget.of("6e9flops"), Budget.of("6.3e9flops")
+    budgets = Budget.of("1e10flops"), Budget.of("1.1e10flops")
     return job.ScaleRequest([text], budgets[0], place, budgets[1], SIZES, SETTINGS, at_once=1)
 
 
@@ -83,13 +75,13 @@ def test_a_family_that_was_stopped_keeps_its_finished_runs(made: tuple[Path, dic
     after = {path.parent.name: path.read_bytes() for path in place.glob("runs/*/metrics.jsonl")}
     assert {name: after[name] for name in before} == before
     assert set(after) == {member.name for member in Family.read(place).members}
-    assert len(after) == 6
+    assert len(after) == 8
 
 
 def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, dict[str, bytes]]):
     place = made[0]
     found = json.loads((place / "law.json").read_text())
-    assert len(found["runs"]) == 6 and found["left_out"] == {} and found["law"]["prior"] == "besiroglu"
+    assert len(found["runs"]) == 8 and found["left_out"] == {} and found["law"]["prior"] == "besiroglu"
     for run in found["runs"]:
         (score,) = [
             json.loads(line)
@@ -98,7 +90,7 @@ def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, dict[str,
         ]
         assert run["loss"] == score["loss"]
     best = found["recommended"]
-    assert 6 * best["parameters"] * best["tokens"] == pytest.approx(6e9)
+    assert 6 * best["parameters"] * best["tokens"] == pytest.approx(1e10)
     assert best["loss_between"][0] <= best["loss"] <= best["loss_between"][1]
     settings = yaml.safe_load((place / "run.yaml").read_text())
     config = validate(SheepOpConfig, settings)
@@ -118,8 +110,6 @@ def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, dict[str, b
     shutil.rmtree(place / "runs" / first.name)
     settings = json.loads((place / "family.json").read_text())
     settings["settings"]["training"] |= {"learning_rate": 1e30, "trouble": {"non_finite": "stop"}}
-    # Two runs from outside, so that enough are left for a law.
-    settings["added"] = [{"name": f"{n}", "parameters": n, "tokens": 2e4, "loss": 2.5} for n in (2e4, 3e4)]
     (place / "family.json").write_text(json.dumps(settings))
     metrics = place / "runs" / second.name / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -142,23 +132,20 @@ def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
     given = settings | {"output_dir": str(run), "training": training}
     family_runs.train(RunRequest(given, uses_recipe=False))
     beside, scaled = job.learn(place, run, Console.silent())
-    assert len(scaled.runs) == 7 and scaled.runs[0].name == str(run)
+    assert len(scaled.runs) == 9 and scaled.runs[0].name == str(run)
     assert beside.low <= beside.predicted <= beside.high
     assert beside.is_inside == (beside.low <= beside.loss <= beside.high)
     again, twice = job.learn(place, run, Console.silent())
-    assert len(twice.runs) == 7
+    assert len(twice.runs) == 9
     assert again.predicted == pytest.approx(beside.predicted, rel=1e-6)
     assert json.loads((place / "law.json").read_text())["beside"][0]["name"] == str(run)
-    corpus, other = tmp_path / "corpus", tmp_path / "other"
-    shutil.copytree(made[0] / "corpus", corpus)
-    manifest = (corpus / "manifest.json").read_text()
-    checksum = json.loads(manifest)["tokens"]["splits"]["validation"]["files"][0]["sha256"]
-    (corpus / "manifest.json").write_text(manifest.replace(checksum, checksum[::-1]))
-    shutil.copytree(run, other)
-    config = (other / "config.yaml").read_text()
-    (other / "config.yaml").write_text(config.replace(str(made[0] / "corpus"), str(corpus)))
+    other = train_given((
+        f"data.paths={made[0].parent / 'text.txt'}", f"output_dir={tmp_path / 'other'}", "training.max_steps=1",
+        "tokenizer.algorithm=char", "model.d_model=16", "model.num_layers=1", "model.num_heads=1", "device=cpu",
+        "model.max_seq_len=16",
+    ))  # fmt: skip
     with pytest.raises(DataError, match="is not scored on the held-out text"):
-        job.learn(place, other, Console.silent())
+        job.learn(place, other.run, Console.silent())
 
 
 def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tuple[Path, dict[str, bytes]]):
@@ -167,7 +154,7 @@ def test_tasks_are_asked_of_the_family_and_of_the_checkpoints_of_a_run(made: tup
     row = {"prompt": "wool grass", "choices": [" hill", "x"], "answer": 0}
     questions.write_text(f"{json.dumps(row)}\n")
     found = emergence(place, [str(questions)], None, 0, Console.silent()).courses[0]
-    assert len(found.points) == 6
+    assert len(found.points) == 8
     assert [point.flops for point in found.points] == sorted(point.flops for point in found.points)
     assert all(point.bits >= 0 for point in found.points)
     assert (place / "emergence.png").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.optimize import minimize_scalar
 
 from sheepop.core.errors import DataError
 from sheepop.scale.allocation import Cost, Use, best_size, curves
+from sheepop.scale.family import plan_family
 from sheepop.scale.fit import KnownBest, Observation, fit_law, needs_prior
 from sheepop.scale.law import REPETITIONS, Law, effective_tokens, known_laws
 
@@ -40,6 +42,68 @@ def test_planted_exponents_lie_in_their_intervals():
             (SMALL.alpha, found.intervals["alpha"]), (SMALL.beta, found.intervals["beta"])
         )]  # fmt: skip
     assert (inside >= 19).all(), inside
+
+
+def drawn_law(draw: np.random.Generator, parameters: float, tokens: float) -> Law:
+    """A law with exponents as the prior has them, whose terms have 0.3 to 1 nat each for this run."""
+    prior = known_laws()["besiroglu"].law
+    alpha, beta = np.array([prior.alpha, prior.beta]) * np.exp(0.25 * draw.standard_normal(2))
+    terms = draw.uniform(0.3, 1.0, 2)
+    return Law(draw.uniform(0.8, 2.0), terms[0] * parameters**alpha, terms[1] * tokens**beta, alpha, beta)
+
+
+# The families that `sheepop scale` plans, for an hour and for a minute: the budget, what the runs cost together, the
+# vocabulary, the tokens of a step, and the best size; the last run has the whole budget.
+FAMILIES = [(1e14, 2.5e13, 2048, 2048, 2.16e6), (4e11, 1.7e11, 512, 256, 1.4e5)]
+
+
+def grown(best: float, budget: float, flops: float) -> float:
+    """The best size for `flops` operations, if it is `best` for the budget and grows as their square root."""
+    return best * math.sqrt(flops / budget)
+
+
+def test_a_new_run_lies_in_the_interval_of_its_prediction():
+    """18 times of 20 at least, although the run has over ten times the operations of the dearest run of its family.
+
+    All runs have errors of one percent, the new one, too.
+    """
+    inside = 0
+    for seed in range(20):
+        budget, spend, vocab_size, step_tokens, best = FAMILIES[seed % 2]
+        members = plan_family(spend, vocab_size, partial(grown, best, budget), step_tokens)
+        sizes = [(each.shape.parameters(vocab_size), each.steps * step_tokens) for each in members]
+        last, draw = (best, budget / 6 / best), np.random.default_rng(seed)
+        assert budget > 10 * max(6 * parameters * tokens for parameters, tokens in sizes)
+        law = drawn_law(draw, *last)
+        losses = [law.loss(*each) * math.exp(0.01 * draw.standard_normal()) for each in (*sizes, last)]
+        runs = [Observation("", *size, loss) for size, loss in zip(sizes, losses, strict=False)]
+        _, low, high = fit_law(runs, resamples=30, seed=seed).predict(*last)
+        inside += low <= losses[-1] <= high
+    assert inside >= 18
+
+
+def test_equal_runs_are_predicted_with_the_noise_that_they_have():
+    """By hand: 36 runs whose logarithms are alternately 0.4 percent above and below the law leave that."""
+    runs = [
+        Observation("", n, d, SMALL.loss(n, d) * math.exp(0.004 * (-1) ** (row + column)))
+        for row, n in enumerate(np.geomspace(1e5, 1e8, 6))
+        for column, d in enumerate(np.geomspace(1e6, 1e9, 6))
+    ]
+    found = fit_law(runs, resamples=1)
+    assert found.noise == pytest.approx(0.004 * math.sqrt(36 / 31), rel=0.02)
+    middle, low, high = found.predict(1e6, 1e8)
+    assert math.log(high / middle) >= 1.959 * found.noise and math.log(middle / low) >= 1.959 * found.noise
+
+
+def test_a_law_that_fails_on_the_dearest_runs_drifts():
+    """The dearest runs have losses that are 6 percent too high: the law of the cheaper ones misses them by as much."""
+    cheap = observed(SMALL, np.geomspace(1e5, 1e7, 4), np.geomspace(1e6, 1e8, 4))
+    flops = max(run.flops for run in cheap)
+    dear = [Observation("", n, 3 * flops / 6 / n, 1.06 * SMALL.loss(n, 3 * flops / 6 / n)) for n in (3e6, 1e7)]
+    missed = math.log(1.06) / math.log(3)
+    assert fit_law([*cheap, *dear], prior=False, resamples=1).drift == pytest.approx(missed, rel=0.05)
+    held = [Observation("", run.parameters, run.tokens, run.loss / 1.06) for run in dear]
+    assert fit_law([*cheap, *held], prior=False, resamples=1).drift == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["hoffmann", "besiroglu"])

@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -14,12 +15,16 @@ import numpy as np
 import psutil
 import torch
 
+from sheepop.core.json_lines import JsonLines
 from sheepop.core.processor_time import ProcessorTime
 from sheepop.core.speed import synchronize
 from sheepop.jobs.run.build import Parts, build_parts
 from sheepop.jobs.run.open import OpenRun
+from sheepop.jobs.run.report import write_run_report
+from sheepop.jobs.run.train import journey_of_run
 from sheepop.jobs.task import Task
 from sheepop.jobs.task.examples import ExampleTask
+from sheepop.model import Transformer
 from sheepop.model.accounting.live_bytes import LiveBytes
 from sheepop.train import TrainingState
 from sheepop.train.source import PreparedStep, ScheduledSource
@@ -36,16 +41,18 @@ class FirstSteps:
     """What the first steps of a run showed.
 
     `tensors` is the peak of the bytes of tensors in two steps with the longest rows, and `process` that of the process
-    in all steps, 0 on a GPU. `seconds` are those of the timed steps, which have `tokens` and `flops` each on average.
-    `quiet` is the share of the processors that all this got beside other programs. `beginning` counts the seconds to
-    build the network, and the warm-up of the first samples, evaluation and score. `checkpoint`, `samples`,
-    `evaluations` and `scoring` are the seconds of one checkpoint, one later round of samples and of evaluations, and of
-    one scored row; 0 for what the run does not do.
+    in all of this, of which the report at the end added `drawing`; both are 0 on a GPU. `seconds` are those of the
+    timed steps, which have `tokens` and `flops` each on average. `quiet` is the share of the processors that all this
+    got beside other programs. `beginning` counts the seconds to build the network, and the warm-up of the first
+    samples, evaluation and score. `checkpoint`, `samples`, `evaluations`, `scoring` and `report` are the seconds of one
+    checkpoint, one later round of samples and of evaluations, one scored row, and the report; 0 for what the run does
+    not do.
     """
 
     tensors: int
     is_finite: bool
     process: int = 0
+    drawing: int = 0
     seconds: Sequence[float] = ()
     tokens: float = 0.0
     flops: float = 0.0
@@ -55,6 +62,7 @@ class FirstSteps:
     samples: float = 0.0
     evaluations: float = 0.0
     scoring: float = 0.0
+    report: float = 0.0
 
     @classmethod
     def of(cls, run: OpenRun, steps: int, seconds: float) -> Self:
@@ -79,14 +87,36 @@ class FirstSteps:
                     _first_and_later(work, _SCORING_SHARE * seconds)
                     for work in (None if sample is None else partial(sample, 0), evaluate)
                 ]
+            before = _resident(run.device)
+            report = _seconds_of(partial(_write_report, run, parts.model))
         (samples, more_of_samples), (evaluations, more_of_evaluations) = rounds
         beginning += more + more_of_samples + more_of_evaluations
         quiet = processor.take() if run.device == "cpu" else 1.0
         # Memory that is freed stays with the process (`keep_freed_memory`), so this is its peak.
-        process = psutil.Process().memory_info().rss if run.device == "cpu" else 0
+        process = _resident(run.device)
         return cls(
-            tensors, True, process, times, tokens, flops, quiet, beginning, checkpoint, samples, evaluations, scoring
-        )
+            tensors, True, process, process - before, times, tokens, flops, quiet, beginning, checkpoint, samples,
+            evaluations, scoring, report,
+        )  # fmt: skip
+
+
+def _resident(device: str) -> int:
+    """The bytes of the process; 0 on a GPU, whose memory is another one."""
+    return int(psutil.Process().memory_info().rss) if device == "cpu" else 0
+
+
+def _write_report(run: OpenRun, model: Transformer) -> None:
+    """Writes the report of the run, as its end does; the libraries that draw load, too.
+
+    Of what it draws, only the kinds of curves matter here, so all of them have the same two points.
+    """
+    numbers = ("loss", "bits_per_byte", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "seconds")
+    points = [{"step": step, **dict.fromkeys(numbers, float(step))} for step in (1, 2)]
+    with closing(JsonLines(run.directory.metrics_file, 0)) as log:
+        for split in ("train", "validation"):
+            for point in points:
+                log.append({**point, "split": split})
+    write_run_report(run.directory, run.config, None, run.record, run.task.manifest, journey=journey_of_run(run, model))
 
 
 def _two_largest(runner: StepRunner, task: Task, parts: Parts, device: str) -> tuple[int, bool]:

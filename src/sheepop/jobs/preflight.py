@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,7 +42,7 @@ from sheepop.plan.memory import MemoryParts, Trained, largest_that_fits, memory_
 from sheepop.plan.sample import directory_bytes, sampled
 from sheepop.report import data_size
 from sheepop.train import TrainingConfig
-from sheepop.train.budget import REPORT_SECONDS, resolve_compile, resolve_training
+from sheepop.train.budget import resolve_compile, resolve_training
 from sheepop.train.precision import candidates, check_precision
 
 _FLOAT32 = 4
@@ -312,6 +312,8 @@ class _Look:
                 "training.precision=fp32 or bf16 instead of fp16.",
             )
             return
+        assert found.memory is not None
+        found.memory = replace(found.memory, report=float(first.drawing))
         self._count_besides(run, first)
 
     def _count_besides(self, run: OpenRun, first: FirstSteps) -> None:
@@ -333,7 +335,7 @@ class _Look:
             "checkpoints": first.checkpoint * saves,
             "samples": first.samples * (1 + self._times("sample_interval", 5, settings)),
             "evaluations": first.evaluations * evaluations,
-            "report": REPORT_SECONDS,
+            "report": first.report,
         }
 
     def _times(self, name: str, default: int, settings: TrainingConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +81,7 @@ def lay_out(work: Work, machine: MachineConfig, given: ParallelConfig | None) ->
     if given is not None:
         layout = Layout(Ranks(0, machine.devices), given)
         check_network(work.model, given)
-        return list(_fitting(network, work, machine, layout))
+        return _fastest_first(_fitting(network, work, machine, layout))
     found: list[Laid] = []
     for context in (1, 2, 4, 8):
         for parallel in _choices(machine, context):
@@ -90,6 +90,10 @@ def lay_out(work: Work, machine: MachineConfig, given: ParallelConfig | None) ->
                 found += _fitting(network, work, machine, possible)
         if found:  # tokens of a row are shared only if a whole row fits nowhere
             break
+    return _fastest_first(found)
+
+
+def _fastest_first(found: Iterable[Laid]) -> list[Laid]:
     return sorted(found, key=lambda laid: laid.seconds.middle)
 
 

@@ -24,7 +24,8 @@ class MemoryParts:
     `activations` are those of a micro-batch with the gradients outside the blocks, `logits` what the loss needs, and
     `cache` the keys and values of answers that the model writes between steps. Activations and gradients need not
     exist at the same time: `step` is the most that a step takes beside the state. `reference` is a second model. Before
-    its first step the process takes as much as `preparation`, with the memory that the program keeps.
+    its first step the process takes as much as `preparation`, with the memory that the program keeps. The libraries
+    that draw the `report` load after the last step, when the process still keeps the memory of the steps.
     """
 
     program: float
@@ -38,6 +39,7 @@ class MemoryParts:
     cache: float = 0.0
     reference: float = 0.0
     preparation: float = 0.0
+    report: float = 0.0
 
     @property
     def state(self) -> float:
@@ -52,7 +54,7 @@ class MemoryParts:
     @property
     def peak(self) -> float:
         """The most that the process takes."""
-        return max(self.preparation, self.program + self.tensors)
+        return max(self.preparation, self.program + self.tensors + self.report)
 
     def to_dict(self) -> dict[str, float]:
         """All parts, their tensors and the peak in bytes."""

@@ -24,7 +24,7 @@ class RunPlan:
     """The plan of a run on a `machine`. A part is None, or empty, if it was not found out.
 
     Of the `memory` on one device, `usable` bytes are free; `tensors` is the measured peak of its tensors in two steps,
-    and `process` that of the process in the first steps.
+    and `process` that of the process in the first steps and the report.
     `layouts` are for a machine that is not here, the fastest first.
     """
 
@@ -99,14 +99,14 @@ class RunPlan:
             peak = f"{data_size(memory.peak)} at the peak"
             free = "" if self.usable is None else f"; {data_size(self.usable)} are free"
             parts = ", ".join(f"{name} {data_size(size)}" for name, size in self._parts())
-            if memory.preparation > memory.program + memory.tensors:
+            if memory.preparation == memory.peak:
                 peak += ", before the first step"
-            yield "Memory", f"{peak}; in a step {parts}{free}"
+            yield "Memory", f"{peak}; by part {parts}{free}"
             if self.tensors is not None:
                 seen = f"{data_size(self.tensors)} of tensors, counted {data_size(memory.tensors)}"
                 yield "Measured", f"{seen}, in two steps with the longest rows"
             if self.process:
-                yield "Process", f"{data_size(self.process)}, measured in the first steps"
+                yield "Process", f"{data_size(self.process)}, measured in the first steps and the report"
         if self.rows is not None:
             most = "none fits" if self.largest_rows is None else f"at most {self.largest_rows:,} fit"
             yield "Micro-batch", f"{counted(self.rows, 'row')}; {most}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
 from operator import attrgetter
@@ -20,7 +21,7 @@ from sheepop.scale.law import Law, effective_tokens, known_laws
 DELTA = 5e-3
 _EXPONENTS, _LEVELS, _FLOORS = (0.1, 0.3, 0.5, 1.0, 1.5), (0, 5, 10, 15, 20, 25), (-1.0, -0.5, 0.0, 0.5, 1.0)
 _BEST_STARTS = 6
-_NUMBERS = 5  # of a law; one more run shows how far they are off
+_NUMBERS, _FREE_NUMBERS = 5, 3  # of a law, and of one whose exponents the prior holds; one more run shows their error
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = 0.01, 3.0
 _LARGEST_LOG = 60.0
 _MOST_STEPS, _LEAST_GAIN = 400, 1e-11
@@ -31,7 +32,8 @@ _PRIOR_SPREAD, _SIZE_SPREAD, NOISE = 0.25, math.log(2), 0.01
 # From this many runs on, over this range of N and of D, the runs alone decide.
 _ENOUGH_RUNS, _ENOUGH_RANGE = 16, 10.0
 RESAMPLES = 100
-_INTERVAL = (2.5, 97.5)
+_INTERVAL, _NORMAL = (2.5, 97.5), 1.96
+_CHEAPER = 1.5  # times fewer operations than the dearest run, for a run that is to predict it
 _ROWS_OF_STARTS = np.array(list(product(_LEVELS, _LEVELS, _FLOORS, _EXPONENTS, _EXPONENTS)), dtype=np.float64)
 
 
@@ -66,7 +68,9 @@ class KnownBest:
 class Fit:
     """The law of some runs, those of the resampled runs, and whether the prior took part.
 
-    `runs` is the number of runs, `error` the standard deviation of the residuals of the logarithm of the loss.
+    `runs` is the number of runs, and `flops` are the operations of the dearest. `error` is the standard deviation of
+    the residuals of the logarithm of the loss. `drift` is how far a law of the cheaper runs was off for the dearest, as
+    a logarithm for each factor of e in operations.
     """
 
     law: Law
@@ -74,16 +78,28 @@ class Fit:
     with_prior: bool
     runs: int
     error: float
+    flops: float
+    drift: float
+
+    @property
+    def _wider(self) -> float:
+        """What a fit that uses up as many runs as it has free numbers makes too small, by the degrees of freedom."""
+        return math.sqrt(self.runs / max(1, self.runs - (_FREE_NUMBERS if self.with_prior else _NUMBERS)))
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the logarithm of the loss of equal runs; few runs cannot show less than `NOISE`."""
+        return max(self._wider * self.error, NOISE if self.with_prior else 0.0)
 
     def interval(self, quantity: Callable[[Law], float]) -> tuple[float, float]:
         """The 95 percent interval of a quantity above 0 by the resampled laws.
 
-        Resampling understates the spread, because every fit uses up five runs; so the distances of logarithms from the
-        law's own value are enlarged by sqrt(runs / (runs - 5)).
+        Resampling understates the spread, because every fit uses up runs; so the distances of logarithms from the law's
+        own value are enlarged by sqrt(runs / (runs - numbers)), for three free numbers with the prior, else five.
         """
         own, values = math.log(quantity(self.law)), [math.log(quantity(each)) for each in self.resampled]
-        wider = math.sqrt(self.runs / max(1, self.runs - _NUMBERS))
         low, high = np.percentile(values, _INTERVAL)
+        wider = self._wider
         return math.exp(own + wider * min(0.0, low - own)), math.exp(own + wider * max(0.0, high - own))
 
     @property
@@ -92,8 +108,16 @@ class Fit:
         return {name: self.interval(attrgetter(name)) for name in self.law.to_dict()}
 
     def predict(self, parameters: float, tokens: float) -> tuple[float, float, float]:
-        """The loss that the law gives, and its 95 percent interval, in nats per token."""
-        return self.law.loss(parameters, tokens), *self.interval(lambda law: law.loss(parameters, tokens))
+        """The loss of a new run in nats per token, with the 95 percent interval in which it will lie.
+
+        The interval has three parts: the law's own, the noise of the run, and the drift of the law beyond the runs.
+        """
+        middle = self.law.loss(parameters, tokens)
+        low, high = self.interval(lambda law: law.loss(parameters, tokens))
+        beyond = max(0.0, math.log(6 * parameters * tokens / self.flops))
+        run = _NORMAL * math.hypot(self.noise, self.drift * beyond)
+        below, above = math.hypot(math.log(middle / low), run), math.hypot(math.log(high / middle), run)
+        return middle, middle * math.exp(-below), middle * math.exp(above)
 
     def to_dict(self) -> dict[str, Any]:
         """The law, its intervals and the prior as plain data."""
@@ -102,6 +126,8 @@ class Fit:
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "prior": PRIOR if self.with_prior else None,
             "error": self.error,
+            "noise": self.noise,
+            "drift": self.drift,
         }
 
 
@@ -133,9 +159,26 @@ def fit_law(
     problem = _Problem(runs, with_prior, known, repetitions)
     everything = np.ones(len(runs))
     best = problem.solve(problem.starts(everything), everything)
-    drawn = [problem.solve([best], weights) for weights in _resamples(runs, resamples, seed)]
+    draw, drawn = numpy_generator(seed, "prior"), []
+    for weights in _resamples(runs, resamples, seed):
+        drawn.append(problem.with_prior_at(draw.standard_normal(3)).solve([best], weights))
     laws, error = tuple(problem.law(each) for each in drawn), float(problem.residuals(best).std())
-    return Fit(problem.law(best), laws, with_prior, len(runs), error)
+    return Fit(problem.law(best), laws, with_prior, len(runs), error, float(problem.flops.max()), _drift(problem, best))
+
+
+def _drift(problem: _Problem, best: NDArray[np.float64]) -> float:
+    """How far the law of the cheaper runs is off for the dearest, for each factor of e in operations; 0 for few.
+
+    `best` is the vector of the law of all runs.
+    """
+    flops = problem.flops
+    is_cheaper = _CHEAPER * flops < flops.max()
+    if is_cheaper.sum() <= _NUMBERS:
+        return 0.0
+    weights = is_cheaper.astype(np.float64)
+    missed = problem.residuals(problem.solve([best], weights))[~is_cheaper].mean()
+    further = np.log(flops[~is_cheaper]).mean() - math.log(flops[is_cheaper].max())
+    return float(abs(missed) / further)
 
 
 def _resamples(runs: Sequence[Observation], count: int, seed: int) -> Iterator[NDArray[np.float64]]:
@@ -162,14 +205,27 @@ class _Problem:
             run.tokens if repetitions is None else effective_tokens(run.tokens, run.unique, repetitions) for run in runs
         ]
         log_n, log_d = np.log([run.parameters for run in runs]), np.log(tokens)
+        self.flops = 6 * np.exp(log_n + log_d)
         self.log_loss = np.log([run.loss for run in runs])
         self.middle = np.array([log_n.mean(), log_d.mean()])
         self.log_n, self.log_d = log_n - self.middle[0], log_d - self.middle[1]
         law = known_laws()[PRIOR].law
-        self.prior, self.best = np.log([law.alpha, law.beta]), best
+        self.prior = np.log([law.alpha, law.beta])
+        self.known_flops, self.size = (0.0, 0.0) if best is None else (best.flops, math.log(best.parameters))
         # Beyond delta a residual r costs |r| / delta here, and |r| / noise in the likelihood.
         strength = NOISE / DELTA if with_prior else 0.0
         self.strength, self.strength_of_size = strength / _PRIOR_SPREAD**2, strength / _SIZE_SPREAD**2
+
+    def with_prior_at(self, away: NDArray[np.float64]) -> _Problem:
+        """The same problem with a prior that is drawn from its own spread: `away` are three standard normal numbers.
+
+        A fit to a prior at its middle knows nothing of that spread. Fits to drawn ones and to drawn runs together are
+        draws from the posterior (Bardsley et al. 2014, randomize then optimize).
+        """
+        moved = copy(self)
+        moved.prior = self.prior + _PRIOR_SPREAD * away[:2]
+        moved.size = self.size + _SIZE_SPREAD * float(away[2])
+        return moved
 
     def starts(self, weights: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """The starts of the grid with the smallest residuals."""
@@ -188,9 +244,9 @@ class _Problem:
 
     def cost(self, x: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """The weighted sum of Huber's losses in units of delta squared, with the prior, and its gradient."""
-        terms = self._terms(x)
-        total = np.logaddexp.reduce(terms, axis=0)
-        scaled, shares = (total - self.log_loss) / DELTA, np.exp(terms - total)
+        parts = np.exp(self._terms(x))
+        total = parts.sum(axis=0)
+        scaled, shares = (np.log(total) - self.log_loss) / DELTA, parts / total
         size = np.abs(scaled)
         slope = weights * np.clip(scaled, -1, 1) / DELTA
         value = float((weights * np.where(size <= 1, scaled**2 / 2, size - 0.5)).sum())
@@ -198,9 +254,9 @@ class _Problem:
         away = np.log(x[3:]) - self.prior
         gradient[3:] += self.strength * away / x[3:]
         value += float(self.strength * (away**2).sum() / 2)
-        if self.best is not None:
-            log_size, change = self._best_size(x, self.best.flops)
-            too_large = log_size - math.log(self.best.parameters)
+        if self.known_flops:
+            log_size, change = self._best_size(x, self.known_flops)
+            too_large = log_size - self.size
             value += self.strength_of_size * too_large**2 / 2
             gradient += self.strength_of_size * too_large * change
         return value, gradient

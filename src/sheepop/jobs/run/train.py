@@ -170,7 +170,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             if remembered is not None:
                 log.append({"step": outcome.best_step, "split": "score_with_memory", **remembered.to_dict()})
             log.sync()
-        return replace(outcome, scores=scores, with_memory=remembered, journey=_journey(run, model))
+        return replace(outcome, scores=scores, with_memory=remembered, journey=journey_of_run(run, model))
 
 
 def _scored_tokens(run: OpenRun, held_out: Batches, score: Callable[[int], Any]) -> int | None:
@@ -197,7 +197,7 @@ def _scored_tokens(run: OpenRun, held_out: Batches, score: Callable[[int], Any])
     return fewer
 
 
-def _journey(run: OpenRun, model: Transformer) -> Mapping[str, Any] | None:
+def journey_of_run(run: OpenRun, model: Transformer) -> Mapping[str, Any] | None:
     """The numbers of the picture of the last tokens of the first sample prompt; None without one."""
     from sheepop.interpret.journey import journey_of
     from sheepop.interpret.trace import Trace
