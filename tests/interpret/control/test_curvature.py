@@ -193,6 +193,19 @@ def test_the_share_is_that_of_the_scaled_hessian() -> None:
     assert set(found.places) <= {name for name, weight in model.named_parameters() if weight.ndim > 1}
 
 
+def test_what_never_had_a_gradient_does_not_move() -> None:
+    """Adam would divide it by eps alone, and a dead head would look like a rate a thousand times too high."""
+    model = toy(tie_weights=False)
+    optimizer = taken(torch.optim.AdamW, model)
+    weight = model.layers[0].feed_forward.up_proj.weight
+    optimizer.state[weight]["exp_avg_sq"][0] = 0
+    scaling = Scaling.of(model, [optimizer])
+    moved = scaling(torch.ones(sum(each.numel() for each in scaling.parameters)))
+    place = scaling.names.index("blocks.0.feed_forward.up_proj.weight")
+    own = moved.split([each.numel() for each in scaling.parameters])[place].view_as(weight)
+    assert (own[0] == 0).all() and (own[1:] > 0).any()
+
+
 def test_a_layer_with_a_far_higher_rate_is_where_the_loss_is_sharpest() -> None:
     model = toy(num_layers=2)
     fast = list(model.layers[1].parameters())

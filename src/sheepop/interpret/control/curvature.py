@@ -213,7 +213,8 @@ def _root(
     step = float(state["step"])
     # Torch divides the average and its square by these, so that they start without bias.
     deviation = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt() + group["eps"]
-    root = (limit * (1 - beta1**step) * deviation).rsqrt()
+    # What has never had a gradient, such as a dead head, does not move.
+    root = (limit * (1 - beta1**step) * deviation).rsqrt().where(state["exp_avg_sq"] > 0, 0.0)
     return lambda vector: root.to(vector.dtype) * vector
 
 
