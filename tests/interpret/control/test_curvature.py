@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -231,12 +232,13 @@ def test_muons_scaling_maps_the_momentum_to_its_update() -> None:
 
 
 def test_a_share_alone_is_certain_where_the_scaling_does_not_follow_the_gradient() -> None:
+    """Two steps are as many as a second beta of 0.5 averages over, and too few for one of 0.9."""
     model = toy().float()
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    adam, muon = (taken(lambda weights, kind=kind: kind(weights, lr=RATE), model) for kind in (torch.optim.AdamW, Muon))
-    descent = torch.optim.SGD(matrices, lr=RATE)
-    assert [Scaling.of(model, [each]).certain for each in (descent, adam, muon)] == [1.2, 2.0, math.inf]
-    assert Scaling.of(model, [adam, muon]).certain == math.inf
+    late, early = (partial(torch.optim.AdamW, lr=RATE, betas=(0.9, beta)) for beta in (0.5, 0.9))
+    kinds = (partial(torch.optim.SGD, lr=RATE), late, early, partial(Muon, lr=RATE))
+    optimizers = [taken(kind, model) for kind in kinds]
+    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, math.inf]
+    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == math.inf
 
 
 @pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW])
