@@ -104,7 +104,7 @@ class Bench:
         return train(RunRequest.exactly(load_config(config, overrides=given), fork=fork)).run
 
     def look(self, name: str, run: Path, expected: Sequence[str] = ()) -> None:
-        """Adds the advice on a run to the table; it is right if it has only `expected` causes, or none if none is."""
+        """Adds the advice on a run to the table; it is right if it names an `expected` cause, or nothing if none is."""
         measured = read_json_lines(run / "metrics.jsonl").rows
         advice = advice_of(measured)
         causes = [each.cause for each in advice]
@@ -195,6 +195,7 @@ def dead_head(bench: Bench, data: Path, healthy_run: Path) -> None:
         attention.o_proj.weight[:, 16:] = 0
     save_model(bench.folder / "doctored", lm.model, lm.tokenizer, {})
     bench.look("a dead head", bench.run(data, "training.max_steps=40", fork=bench.folder / "doctored"), (HEADS,))
+    bench.rows[-1]["is_right"] &= bench.rows[-1]["found"] == [HEADS]
     bench.rows[-1]["is_right"] &= "blocks.1.attention head 1" in (bench.rows[-1]["words"] or "")
 
 
@@ -221,8 +222,10 @@ def diverging(bench: Bench, data: Path) -> dict[str, int | None]:
     analysed = [row for row in rows if row["split"] == "analysis"]
     counts = range(1, len(analysed) + 1)
     named = next((n for n in counts if {RATE, LAYER} & {each.cause for each in advice_of(analysed[:n])}), None)
+    step = analysed[named - 1]["step"] if named else None
     bench.look("recipes/diverging.yaml", run, (RATE, LAYER))
-    return {"named_at_step": analysed[named - 1]["step"] if named else None, "loss_shows_it_at_step": shown}
+    bench.rows[-1]["is_right"] &= step is not None and shown is not None and step + 50 <= shown
+    return {"named_at_step": step, "loss_shows_it_at_step": shown}
 
 
 def main() -> None:

@@ -96,9 +96,8 @@ def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:
         attention.v_proj.bias[16:] = 0
         attention.o_proj.weight[:, 16:] = 0
     save_model(tmp_path / "model", lm.model, lm.tokenizer, {})
-    _, advice = trained("training.max_steps=20", fork=tmp_path / "model")
-    (found,) = [each for each in advice if each.cause == HEADS]
-    assert "blocks.1.attention head 1" in found.words
+    (found,) = trained("training.max_steps=20", fork=tmp_path / "model")[1]
+    assert found.cause == HEADS and "blocks.1.attention head 1" in found.words
 
 
 @pytest.mark.parametrize("matrix", ["blocks.1.feed_forward.down_proj.weight", "blocks.0.attention.v_proj.weight"])

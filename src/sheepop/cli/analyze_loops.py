@@ -27,7 +27,7 @@ Step = Annotated[int | None, typer.Option(min=0, help="The step of a checkpoint,
 Rate = Annotated[float | None, typer.Option(min=0, help="A learning rate, instead of that of the step.")]
 Rows = Annotated[int | None, typer.Option(min=2, help="Rows of the batch, instead of a half.")]
 Products = Annotated[int, typer.Option(min=2, help="Most products with the Hessian.")]
-Try = Annotated[bool, typer.Option("--try", help="Train the run again with the first advised change.")]
+Try = Annotated[bool, typer.Option("--try", help="Try the first advised change, in a branch of the run.")]
 Length = Annotated[int, typer.Option(min=2, help="Tokens to write and to compare.")]
 Pairs = Annotated[int, typer.Option(min=1, help="Pairs of texts with shared random numbers.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
@@ -141,8 +141,9 @@ def advice(
 ) -> None:
     """Say what the analysis of a run advises, and try it.
 
-    The run must have been trained with analysis.quantities. With --try the same run is trained again with the first
-    advised change, into RUN-advised, and the held-out losses of both are compared.
+    The run must have been trained with analysis.quantities. With --try the run continues from the newest checkpoint
+    that is older than the evidence with the first advised change, into RUN-advised; its held-out loss at the end is
+    compared with that of the run as it was.
 
     Examples:
 

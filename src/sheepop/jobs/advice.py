@@ -1,4 +1,4 @@
-"""The advice of a run's analysis, and a trial of it: the same run again with the advised change."""
+"""The advice of a run's analysis, and a trial of it beside the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sheepop.checkpoint import RunDirectory
-from sheepop.core.config import merge
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.files import write_json
@@ -16,22 +15,8 @@ from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import Advice, advice_of
 from sheepop.interpret.control.finding import Finding, columns, said
 from sheepop.jobs.analyze import require_no_result, write_finding
-from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.open import find_resumable
-from sheepop.jobs.run.record import StoredRun
-from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.train import train
-from sheepop.report import number
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A run with the advised `settings`, and the held-out losses of both in nats per token, if they were scored."""
-
-    run: Path
-    settings: Mapping[str, Any]
-    before: float | None
-    after: float | None
+from sheepop.jobs.trial import Trial, try_advice
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,35 +33,21 @@ class AdviceFinding(Finding):
 
     def table(self) -> list[str]:
         """The causes, and the losses of a trial."""
-        rows = [(each.cause, f"{each.step:,}") for each in self.advice]
-        lines = columns(("Cause", "since step"), rows)
+        lines = columns(("Cause", "since step"), [(each.cause, f"{each.step:,}") for each in self.advice])
         if self.trial is not None:
-            losses = [
-                (name, "not scored" if loss is None else f"{loss:.4f}")
-                for name, loss in (("as it was", self.trial.before), ("as advised", self.trial.after))
-            ]
+            arms = (("as it was", self.trial.as_it_was), ("as advised", self.trial.as_advised))
+            losses = [(name, "none" if arm.loss is None else f"{arm.loss:.4f}") for name, arm in arms]
             lines += ["", *columns(("Run", "held-out loss"), losses)]
         return lines
 
     def sentences(self) -> list[str]:
         """The advice, and whether it helped."""
         lines = [each.words for each in self.advice] or ["The analysis of this run gives no advice."]
-        if self.trial is not None:
-            given = ", ".join(f"{key}={value}" for key, value in self.trial.settings.items())
-            lines.append(f"The run with {given} is in {self.trial.run}.{self._verdict()}")
-        return lines
-
-    def _verdict(self) -> str:
-        assert self.trial is not None
-        before, after = self.trial.before, self.trial.after
-        if before is None or after is None:
-            return ""
-        verdict = "helped" if after < before else "did not help"
-        return f" The advice {verdict}: the held-out loss is {after / before - 1:+.1%}."
+        return lines if self.trial is None else [*lines, *self.trial.sentences()]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data."""
-        trial = None if self.trial is None else {**vars(self.trial), "run": str(self.trial.run)}
+        trial = None if self.trial is None else self.trial.to_dict()
         numbers = {"advice": [vars(each) for each in self.advice], "trial": trial, "measured": list(self.measured)}
         return said(self, numbers)
 
@@ -89,10 +60,10 @@ def advise(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> AdviceFinding:
-    """The advice of the run at `run`; with `tries`, trains it again with the first advised change beside it.
+    """The advice of the run at `run`; with `tries`, the first advised change is tried as `try_advice` does.
 
-    The trial has the same data, seed and steps, and is kept in ``RUN-advised`` with its outcome, ``advice.json``.
-    Raises `UsageError` for a path without a run, a run without an analysis, or advice without a change to try.
+    The outcome of a trial is kept in its run, as ``advice.json``. Raises `UsageError` for a path without a run, a run
+    without an analysis, or advice without a change to try.
     """
     require_no_result(output, AdviceFinding.verb, overwrite=overwrite)
     stored = find_resumable(run)
@@ -108,48 +79,10 @@ def advise(
         chosen = next((each for each in advice if each.changes), None)
         if chosen is None:
             raise UsageError("There is no advised change of a setting to try.")
-        trial = _try(run, stored, chosen, rows, overwrite, console or Console.silent())
+        trial = try_advice(run, stored, chosen, overwrite=overwrite, console=console or Console.silent())
     found = AdviceFinding((), measured, advice, trial)
     if trial is not None:
-        write_json(RunDirectory(trial.run).advice, found.to_dict())
+        write_json(RunDirectory(trial.as_advised.run).advice, found.to_dict())
     if output is not None:
         write_finding(found, output)
     return found
-
-
-def advised_settings(config: SheepOpConfig, advice: Advice) -> dict[str, Any]:
-    """The settings of `advice` for a run with these: a rate is multiplied, and a batch has whole micro-batches."""
-    settings = dict(advice.changes)
-    if (factor := settings.get("training.learning_rate")) is not None:
-        rate = config.training.learning_rate * factor
-        settings["training.learning_rate"] = float(f"{rate:.3g}")
-        if config.training.min_learning_rate > rate:
-            settings["training.min_learning_rate"] = 0.0
-    if (rows := settings.get("training.global_batch_size")) is not None:
-        micro = config.training.micro_batch_size or 1
-        settings["training.global_batch_size"] = micro * max(1, round(rows / micro))
-    return settings
-
-
-def _try(
-    run: Path, stored: StoredRun, advice: Advice, rows: Sequence[Mapping[str, Any]], overwrite: bool, console: Console
-) -> Trial:
-    settings, place = advised_settings(stored.config, advice), run.resolve().with_name(f"{run.resolve().name}-advised")
-    tree: dict[str, Any] = {}
-    for key, value in {**settings, "output_dir": str(place)}.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        tree = merge(tree, value)
-    origin = stored.record.forked_from
-    request = RunRequest(
-        merge(stored.config.model_dump(mode="json"), tree),
-        uses_recipe=False,
-        overwrite=overwrite,
-        fork=None if origin is None else Path(str(origin["path"])),
-        console=console,
-    )
-    outcome = train(request)
-    score: Mapping[str, Any] = next((row for row in reversed(rows) if row.get("split") == "score"), {})
-    return Trial(
-        place, settings, number(score.get("loss")), outcome.scores.loss if outcome.scores is not None else None
-    )

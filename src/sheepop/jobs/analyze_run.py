@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from sheepop.checkpoint.run_directory import STATE
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError, first_few
 from sheepop.core.facts import counted
@@ -102,6 +103,12 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
     if step is None or step not in steps:
         known = first_few([f"{each:,}" for each in steps], len(steps)) or "none"
         raise UsageError(f"{request.run} has no checkpoint of step {step}. Its checkpoints are of the steps: {known}.")
+    checkpoint = opened.directory.checkpoint(step)
+    if not (checkpoint / STATE).is_dir():
+        raise CheckpointError(
+            f"{checkpoint} has no folder {STATE}/ with the state of the optimizer, so its next step cannot be "
+            "measured. Use another --step."
+        )
     parts = build_parts(opened, None)
     state = parts.checkpointer.load(step)
     _require_finite(parts.model)

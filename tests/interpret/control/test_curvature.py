@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -193,6 +194,19 @@ def test_the_share_is_that_of_the_scaled_hessian() -> None:
     assert set(found.places) <= {name for name, weight in model.named_parameters() if weight.ndim > 1}
 
 
+def test_what_never_had_a_gradient_does_not_move() -> None:
+    """Adam would divide it by eps alone, and a dead head would look like a rate a thousand times too high."""
+    model = toy(tie_weights=False)
+    optimizer = taken(torch.optim.AdamW, model)
+    weight = model.layers[0].feed_forward.up_proj.weight
+    optimizer.state[weight]["exp_avg_sq"][0] = 0
+    scaling = Scaling.of(model, [optimizer])
+    moved = scaling(torch.ones(sum(each.numel() for each in scaling.parameters)))
+    place = scaling.names.index("blocks.0.feed_forward.up_proj.weight")
+    own = moved.split([each.numel() for each in scaling.parameters])[place].view_as(weight)
+    assert (own[0] == 0).all() and (own[1:] > 0).any()
+
+
 def test_a_layer_with_a_far_higher_rate_is_where_the_loss_is_sharpest() -> None:
     model = toy(num_layers=2)
     fast = list(model.layers[1].parameters())
@@ -218,12 +232,13 @@ def test_muons_scaling_maps_the_momentum_to_its_update() -> None:
 
 
 def test_a_share_alone_is_certain_where_the_scaling_does_not_follow_the_gradient() -> None:
+    """Two steps are as many as a second beta of 0.5 averages over, and too few for one of 0.9."""
     model = toy().float()
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    adam, muon = (taken(lambda weights, kind=kind: kind(weights, lr=RATE), model) for kind in (torch.optim.AdamW, Muon))
-    descent = torch.optim.SGD(matrices, lr=RATE)
-    assert [Scaling.of(model, [each]).certain for each in (descent, adam, muon)] == [1.2, 2.0, math.inf]
-    assert Scaling.of(model, [adam, muon]).certain == math.inf
+    late, early = (partial(torch.optim.AdamW, lr=RATE, betas=(0.9, beta)) for beta in (0.5, 0.9))
+    kinds = (partial(torch.optim.SGD, lr=RATE), late, early, partial(Muon, lr=RATE))
+    optimizers = [taken(kind, model) for kind in kinds]
+    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, math.inf]
+    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == math.inf
 
 
 @pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
@@ -28,13 +28,14 @@ _FEWEST_BATCHES = 4  # for an interval of the noise scale
 _MANY_UNITS = 0.5
 # Times the median of the other blocks. Healthy runs reach 1.9, and 12 with plain descent (bench/control_faults.py).
 _TOO_LONG, _TOO_FAR = 2.5, 50.0
+_SLOWER = 0.3  # the factor of the rate of a matrix that is unlike the others
 
 
 @dataclass(frozen=True)
 class Advice:
     """A cause of trouble, in `words` with the evidence, since `step`; `changes` are settings that may cure it.
 
-    The learning rate among them is a factor of the run's own.
+    The learning rate among them is a factor of the run's own, and entries of `training.layers` stand before its own.
     """
 
     cause: str
@@ -56,14 +57,15 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
     The beginning is left out, because the scale grows as the loss falls, and the end, because a falling rate averages
     the noise as a larger batch does.
     """
-    measured: list[tuple[float, NoiseSample]] = []
-    for row in rows:
-        rate, noise, signal = (number(row.get(key)) for key in ("learning_rate", "gradient_noise", "gradient_signal"))
-        if rate is not None and noise is not None and signal is not None:
-            measured.append((rate, NoiseSample(noise, signal)))
-    highest = max((rate for rate, _ in measured), default=0.0)
-    samples = [sample for rate, sample in measured[len(measured) // 4 :] if rate >= highest / 2]
+    samples = [NoiseSample(row["gradient_noise"], row["gradient_signal"]) for row in _rows_of_noise(rows)]
     return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
+
+
+def _rows_of_noise(rows: Sequence[Row]) -> list[Row]:
+    keys = ("learning_rate", "gradient_noise", "gradient_signal")
+    measured = [row for row in rows if all(number(row.get(key)) is not None for key in keys)]
+    highest = max((row["learning_rate"] for row in measured), default=0.0)
+    return [row for row in measured[len(measured) // 4 :] if row["learning_rate"] >= highest / 2]
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
@@ -113,12 +115,13 @@ def _unlike(rows: Sequence[Row]) -> Advice | None:
                 if is_long
                 else f"A step moves {name} {streak[0][key]:.1f} times as far as"
             )
+            entry = {"pattern": str(name), "learning_rate": _SLOWER}
             words = (
                 f"{found} the same matrix of the other blocks {_when(streak, rows)}, so that its block is unlike the "
                 "others: its initial scale, or its own rate in training.layers, is too high. Lower that, or slow the "
-                f"matrix by training.layers=[{{pattern: {name}, learning_rate: 0.3}}]."
+                f"matrix by training.layers=[{{pattern: {name}, learning_rate: {_SLOWER}}}]."
             )
-            return Advice(LAYER, streak[0]["step"], words, {})
+            return Advice(LAYER, streak[0]["step"], words, {"training.layers": [entry]})
     return None
 
 
@@ -126,8 +129,7 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
     scale = noise_scale_of(rows)
     if scale is None:
         return None
-    last = rows[-1]
-    size = last["batch_rows"]
+    size = rows[-1]["batch_rows"]
     if scale.low < size or scale.rows < _TIMES_TOO_SMALL * size:
         return None
     high = "no upper bound" if scale.high == math.inf else f"at most {scale.high:,.0f}"
@@ -137,7 +139,7 @@ def _batch(rows: Sequence[Row]) -> Advice | None:
         f"{scale.low:,.0f}, {high}). With training.global_batch_size={wanted} fewer steps reach the same loss, and the "
         "rate may be higher; where a step takes as long as it has rows, the run does not end sooner."
     )
-    return Advice(BATCH, last["step"], words, {"training.global_batch_size": wanted})
+    return Advice(BATCH, _rows_of_noise(rows)[0]["step"], words, {"training.global_batch_size": wanted})
 
 
 def _scores(rows: Sequence[Row]) -> Advice | None:
@@ -166,15 +168,17 @@ def _lasting(rows: Sequence[Row], key: str, least: float, advice: Advice) -> Adv
 
 
 def _heads(rows: Sequence[Row]) -> Advice | None:
-    latest = [set(row["dead_heads"]) for row in rows if "dead_heads" in row][-_SEVERAL:]
-    dead = sorted(set.intersection(*latest)) if len(latest) == _SEVERAL else []
+    looked = [row for row in rows if "dead_heads" in row]
+    latest = [set(row["dead_heads"]) for row in looked[-_SEVERAL:]]
+    dead = set.intersection(*latest) if len(latest) == _SEVERAL else set()
     if not dead:
         return None
     words = (
-        f"These heads add nothing to the output of their layers: {', '.join(dead)}. Fewer heads would do the same; if "
-        "they died during training, the rate was too high."
+        f"These heads add nothing to the output of their layers: {', '.join(sorted(dead))}. Fewer heads would do the "
+        "same; if they died during training, the rate was too high."
     )
-    return Advice(HEADS, rows[-1]["step"], words, {})
+    since = list(takewhile(lambda row: dead <= set(row["dead_heads"]), reversed(looked)))
+    return Advice(HEADS, since[-1]["step"], words, {})
 
 
 def _in_words(layer: str) -> str:

@@ -143,7 +143,7 @@ class Scaling:
                         found.append((names[parameter], parameter, root))
                         # In units of the run's rate, which the group multiplies by its factor.
                         limits.append(limit * group.get("learning_rate_factor", 1.0))
-                        certain.append(next(share for kind, share in _CERTAIN if isinstance(optimizer, kind)))
+                        certain.append(_certain(optimizer, group, state))
         if not found:
             raise UsageError(
                 "The optimizer has no state yet, or its learning rate is 0, so there is no step to measure. Take a "
@@ -166,13 +166,18 @@ class Scaling:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-# A scaling that follows the gradient ends the growth beyond the limit: that of Adam within 1 / (1 - b2) steps, because
-# larger gradients make it smaller (Cohen et al. 2022), and that of Muon at once, because its steps have one length.
-_CERTAIN: Sequence[tuple[type[torch.optim.Optimizer], float]] = (
-    (Muon, math.inf),
-    (torch.optim.Adam, 2.0),
-    (torch.optim.SGD, 1.2),
-)
+def _certain(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+    """The share of the limit from which a run is unstable for certain.
+
+    A scaling that follows the gradient ends the growth beyond the limit: that of Muon at once, because its steps have
+    one length, and that of Adam within 1 / (1 - b2) steps, because larger gradients make it smaller (Cohen et al.
+    2022). In its first steps Adam's average is short, and follows sooner.
+    """
+    if isinstance(optimizer, Muon):
+        return math.inf
+    if isinstance(optimizer, torch.optim.Adam):
+        return 2.0 if float(state["step"]) * (1 - group["betas"][1]) >= 1 else math.inf
+    return 1.2
 
 
 def _split(vector: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -213,7 +218,8 @@ def _root(
     step = float(state["step"])
     # Torch divides the average and its square by these, so that they start without bias.
     deviation = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt() + group["eps"]
-    root = (limit * (1 - beta1**step) * deviation).rsqrt()
+    # What has never had a gradient, such as a dead head, does not move.
+    root = (limit * (1 - beta1**step) * deviation).rsqrt().where(state["exp_avg_sq"] > 0, 0.0)
     return lambda vector: root.to(vector.dtype) * vector
 
 

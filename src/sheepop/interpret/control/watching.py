@@ -168,7 +168,7 @@ def layers_row(
 ) -> dict[str, Any]:
     """The fastest matrix, the largest score of attention, what is dead, and what is unlike the same in other blocks."""
     ratios, health = update_ratios(before, update), layer_health(model, batch)
-    matrices = [name for name, weight in before.items() if weight.ndim > 1]
+    matrices = [name for name, weight in before.items() if parameter_role(name, weight.shape) != "vector"]
     size, move = (beside_others({name: float(of[name].norm()) for name in matrices}) for of in (before, update))
     row: dict[str, Any] = {"dead_heads": list(health.dead_heads)}
     for key, values in (
