@@ -126,9 +126,9 @@ export const shade = (at, { none, plus, minus }) => `rgb(${mix(none, at < 0 ? mi
 export const signed = (x) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
 const segments = new Intl.Segmenter(), isWide = /[^\u0000-\u04ff\u2000-\u2bff]/u;
 // At most so many characters, as a reader counts them, apart from what stands beside them in other directions of writing. One that the
-// fonts of the page lack comes from another font, in which it may be 2.5 times as wide.
+// fonts of the page lack comes from another font, in which it may be three times as wide.
 export function shortened(text, most) {
-  const parts = [...segments.segment(text)].map(({ segment }) => [segment, isWide.test(segment) ? 2.5 : 1]), isLong = parts.reduce((sum, [, wide]) => sum + wide, 0) > most;
+  const parts = [...segments.segment(text)].map(({ segment }) => [segment, isWide.test(segment) ? 3 : 1]), isLong = parts.reduce((sum, [, wide]) => sum + wide, 0) > most;
   let room = most - isLong;
   return `\u2068${parts.filter(([, wide]) => (room -= wide) >= 0).map(([segment]) => segment).join("")}${isLong ? "…" : ""}\u2069`;
 }
