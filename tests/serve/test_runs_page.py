@@ -612,7 +612,7 @@ def test_keys_alone_reach_everything_in_every_room(page: Any, watching: Live, ad
 
 @pytest.mark.system
 def test_the_stability_of_a_run_without_measurements_says_what_to_do(page: Any, watching: Live) -> None:
-    other = page.context.new_page()  # whose console has the status of the refused request
+    other = page.context.browser.new_page()  # whose console has the status of the refused request
     other.goto(f"{watching.url}/ui#room=analysis&view=training&run=first")
     told = other.locator(".picture-side [role=alert]")
     told.wait_for()
