@@ -425,6 +425,7 @@ def test_labels_of_300_characters_are_shortened_and_whole_on_hover(page: Any, od
         assert page.locator(".journey-picture .name title").all_text_contents() == whole
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         # No label is cut at the edge of the picture.
+        page.evaluate("document.fonts.ready.then(() => null)")
         left, right = page.evaluate(
             """() => { const all = [...document.querySelectorAll('.journey-picture .name text, .journey-picture .word')]
               .map((each) => each.getBoundingClientRect());
