@@ -153,11 +153,11 @@ export function journey(data, chosen, width, on = {}) {
   quietArcs(svg, data, at);
   const arcs = draw(svg, "g", { class: "arcs" }), rows = draw(svg, "g", { class: "names" });
   data.tokens.forEach((token, t) => {
-    const made = draw(rows, "g", { class: t === at.place ? "name chosen" : "name", "data-key": `token.${token.position}`, role: "button", tabindex: -1,
+    const made = draw(rows, "g", { class: t === at.place ? "name chosen" : "name", "data-key": `token.${token.position}`, role: "button", tabindex: -1, "font-size": between(10, at.row - 6, 14),
       "aria-pressed": String(t === at.place), "aria-label": `Token ${token.position}: ${visible(token.text)}` });
     draw(made, "rect", { class: "space", x: 0, y: at.ys[t] - at.row / 2, width: at.names - 6, height: at.row });
     const shown = shortened(visible(token.text), at.isNarrow ? 6 : 13);
-    draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end", "font-size": between(10, at.row - 6, 14) }, shown);
+    draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end" }, shown);
     draw(made, "title", {}, `Token ${token.position}, id ${token.id}: ${shortened(visible(token.text), 900)}`);
     made.addEventListener("click", () => on.choose?.(token.position));
     made.addEventListener("pointerenter", () => { arcsOf(arcs, data, at, t); on.point?.({ kind: "tokens", position: token.position }); });
