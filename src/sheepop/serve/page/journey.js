@@ -153,8 +153,8 @@ export function journey(data, chosen, width, on = {}) {
   quietArcs(svg, data, at);
   const arcs = draw(svg, "g", { class: "arcs" }), rows = draw(svg, "g", { class: "names" });
   data.tokens.forEach((token, t) => {
-    const made = draw(rows, "g", { class: t === at.place ? "name chosen" : "name", "data-key": `token.${token.position}`, role: "button", tabindex: -1, "font-size": between(10, at.row - 6, 14),
-      "aria-pressed": String(t === at.place), "aria-label": `Token ${token.position}: ${visible(token.text)}` });
+    const made = draw(rows, "g", { class: t === at.place ? "name chosen" : "name", "data-key": `token.${token.position}`, role: "button", tabindex: -1,
+      "font-size": between(10, at.row - 6, 14), "aria-pressed": String(t === at.place), "aria-label": `Token ${token.position}: ${visible(token.text)}` });
     draw(made, "rect", { class: "space", x: 0, y: at.ys[t] - at.row / 2, width: at.names - 6, height: at.row });
     const shown = shortened(visible(token.text), at.isNarrow ? 6 : 13);
     draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end" }, shown);
