@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from torch import Tensor
 
 from sheepop.core.config import validate
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.interpret.checks import check_trace
+from sheepop.interpret.journey import journey_of
 from sheepop.interpret.trace import Trace
 from sheepop.model import EncoderDecoder, ModelConfig, Transformer, build_model
-from sheepop.model.probe import record
+from sheepop.model.probe import record, watch
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 
 from ..config_space import LENGTH, VOCAB, valid_settings
@@ -27,13 +29,14 @@ IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3][:LENGTH]
 
 
 def check(model: Transformer, ids: list[int]) -> None:
-    """Every tensor is what a recorded pass has, to the bit, and every invariant holds."""
+    """Every tensor, kept or recomputed, is what a recorded pass has, to the bit, and every invariant holds."""
     trace = Trace.of(model, CharTokenizer(), ids, ids[::2] if isinstance(model, EncoderDecoder) else None)
     with torch.no_grad(), record(model.eval(), trace.names) as values:
         trace.run(torch.tensor([trace.token_ids]), model)
-    for name in trace.names:
-        expected = values[name]
-        assert torch.equal(trace[name].flatten(), expected.flatten()), name
+    for _ in ("kept", "recomputed"):
+        for name in trace.names:
+            assert torch.equal(trace[name].flatten(), values[name].flatten()), name
+        trace.forget()
     assert [(found.name, found.error) for found in check_trace(trace) if not found.holds] == []
 
 
@@ -97,6 +100,26 @@ def test_a_source_and_its_target_are_two_streams(network: Callable[..., Transfor
     trace.source.residuals[1, 3, 5] += 1e-3
     broken = [found.name for found in check_trace(trace) if not found.holds]
     assert "residual stream after every block = stream before it + its branches" in broken
+
+
+def test_a_short_text_passes_through_the_model_once(network: Callable[..., Transformer]) -> None:
+    model, seen = network().eval(), list[Tensor]()
+    with watch(model, {"blocks.*.output": seen.append}):
+        trace = Trace.of(model, CharTokenizer(), "The sheep")
+        whole = journey_of(trace, -1)
+        assert len(seen) == trace.num_layers
+        trace.forget()
+        assert torch.equal(journey_of(trace, -1).stream, whole.stream)
+        assert len(seen) == 2 * trace.num_layers
+
+
+def test_a_model_that_trains_goes_on_training_and_its_trace_is_without_dropout(
+    network: Callable[..., Transformer],
+) -> None:
+    model = network(dropout=0.5).train()
+    trace = Trace.of(model, CharTokenizer(), "The sheep")
+    assert model.training and model.layers[0].training
+    torch.testing.assert_close(trace.residuals, Trace.of(model.eval(), CharTokenizer(), "The sheep").residuals)
 
 
 def test_only_what_is_kept_is_held(traced: Callable[..., Trace]) -> None:

@@ -107,7 +107,7 @@ def test_a_journey_is_drawn_from_the_file_alone(tmp_path: Path) -> None:
     data = {
         "start": 0, "position": 2, "length": 3, "channels": [4, 7], "width": 8, "heads": 2,
         "tokens": [{"text": text, "id": n, "position": n} for n, text in enumerate(("</script>", "\u05e9", "x" * 300))],
-        "stream": [[[0.5, -0.5]] * 3] * 7, "largest": [[0.5] * 3] * 7, "weights": [weights, None, None],
+        "stream": [[[0.5, -0.5]] * 3] * 7, "scale": [[0.5] * 3] * 7, "giants": [], "weights": [weights, None, None],
         "mixed_by": ["attention", "mixer", "mixer"], "total": 2.0, "parts": [],
         "adds": {"embedding": 1.0, "attention.0": -2.0, "forward.0": math.nan, "attention.1": 4.0},
         "next": [{"id": 5, "text": "a", "probability": 0.75}, {"id": 6, "text": "b", "probability": math.inf}],

@@ -48,6 +48,31 @@ def violations(page: Any) -> list[tuple[str, str]]:
     return [(each["id"], each["nodes"][0]["html"][:120]) for each in page.evaluate("axe.run()")["violations"]]
 
 
+# What can be operated, is seen, and never had the focus. A token of the picture is chosen by arrow keys.
+LEFT = """() => [...document.querySelectorAll(
+    'a[href], button, input, select, textarea, summary, canvas[tabindex], [role=button]')]
+  .filter((each) => !each.disabled && !each.hasAttribute('data-reached') && !each.matches('.name, [role=tab]')
+    && each.checkVisibility()).map((each) => each.outerHTML.slice(0, 90))"""
+# How many elements the group of the focused element has, in which arrow keys move.
+GROUP = """() => document.activeElement.closest('.journey-picture, .grid, .heads, .chips, table')
+  ?.querySelectorAll('button, .station, .odd').length ?? 0"""
+
+
+def left_by_keys(page: Any) -> list[str]:
+    """What can be operated on a page and is not reached by Tab and, within groups, by the arrow keys."""
+    page.evaluate("addEventListener('focusin', ({ target }) => target.setAttribute('data-reached', ''))")
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        count = page.evaluate(GROUP)
+        for key in ("ArrowLeft", "ArrowRight"):
+            for _ in range(count):
+                page.keyboard.press(key)
+        if page.evaluate("document.activeElement === document.body"):
+            break
+    found: list[str] = page.evaluate(LEFT)
+    return found
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser; the test is skipped where there is none."""

@@ -20,7 +20,7 @@ from sheepop.serve.served_model import ServedModel
 from sheepop.tokenizer import CharTokenizer
 
 from .conftest import KINDS, Live, model_of, tiny_network
-from .test_inside import chromium, needs_axe, violations
+from .test_inside import chromium, left_by_keys, needs_axe, violations
 
 httpx = pytest.importorskip("httpx")
 TEXT = "The sheep"
@@ -45,6 +45,25 @@ def test_the_picture_has_the_numbers_of_the_trace() -> None:
     row = trace.model.lm_head.weight[found.winner].detach().double() * trace.model.final_norm.weight.detach().double()
     expected = float((added - added.mean()) / scale @ row)
     assert found.adds["forward.1"] == pytest.approx(expected)
+
+
+def test_a_giant_channel_is_named_and_leaves_the_others_their_colour() -> None:
+    model = build_model(ModelConfig(vocab_size=128, d_model=128, num_layers=2, num_heads=2, max_seq_len=64), 3).eval()
+    plain = Trace.of(model, CharTokenizer(), TEXT)
+    with torch.no_grad():
+        model.embedding.weight[:, 77] += 500.0 * plain.residuals[-1].std() * torch.tensor([1.0, -1.0]).repeat(64)
+    trace = Trace.of(model, CharTokenizer(), TEXT)
+    found = journey_of(trace, -1)
+    expected = np.sort(trace.residuals.abs().numpy(), axis=-1)[..., 126]  # one number of 128 is larger
+    np.testing.assert_allclose(found.scale[::2].numpy(), expected, rtol=1e-6)
+    giant = found.channels.index(77)
+    middle = trace.residuals[0] + trace["blocks.0.attention_output"]
+    np.testing.assert_allclose(found.scale[1].numpy(), np.sort(middle.abs().numpy(), axis=-1)[:, 126], rtol=1e-6)
+    assert found.giants == {77: pytest.approx(float((found.stream[..., giant].abs() / found.scale).max()))}
+    assert found.giants[77] > 100
+    others = [place for place in range(8) if place != giant]
+    assert float((found.stream[..., others].abs() / found.scale[..., None]).mean()) > 0.1
+    assert journey_of(plain, -1).giants == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,8 +133,8 @@ def page(browser: Any, inside: Live) -> Iterator[Any]:
     assert wrong == []
 
 
-def colour_of(value: float, largest: float, hues: dict[str, list[int]]) -> list[int]:
-    at = np.sign(value) * np.sqrt(abs(value) / largest)
+def colour_of(value: float, scale: float, hues: dict[str, list[int]]) -> list[int]:
+    at = np.sign(value) * np.sqrt(min(1.0, abs(value) / scale))
     end = hues["minus"] if at < 0 else hues["plus"]
     return [round(low + (high - low) * abs(at)) for low, high in zip(hues["none"], end, strict=True)]
 
@@ -145,8 +164,8 @@ def test_the_first_screen_shows_the_trace_and_a_changed_weight(page: Any, inside
         for point, row in zip((0, 1, 4), pixels, strict=True):
             for token, strips in zip((2, 7), row, strict=True):
                 for channel, colour in zip((0, 5), strips, strict=True):
-                    value, largest = float(found.stream[point, token, channel]), float(found.largest[point, token])
-                    assert np.abs(np.subtract(colour, colour_of(value, largest, hues))).max() <= 12
+                    value, scale = float(found.stream[point, token, channel]), float(found.scale[point, token])
+                    assert np.abs(np.subtract(colour, colour_of(value, scale, hues))).max() <= 12
         widths = {
             each.get_attribute("data-part"): float(each.get_attribute("data-width"))
             for each in page.locator(".add").all()
@@ -241,32 +260,13 @@ def test_the_picture_is_one_tab_stop_in_which_arrows_move(page: Any, inside: Liv
     ) == {"3"}
 
 
-# What can be operated, is seen, and never had the focus. A token of the picture is chosen by arrow keys.
-LEFT = """() => [...document.querySelectorAll(
-    'a[href], button, input, select, textarea, summary, canvas[tabindex], [role=button]')]
-  .filter((each) => !each.disabled && !each.hasAttribute('data-reached') && !each.matches('.name, [role=tab]')
-    && each.checkVisibility()).map((each) => each.outerHTML.slice(0, 90))"""
-# How many elements the group of the focused element has, in which arrow keys move.
-GROUP = """() => document.activeElement.closest('.journey-picture, .grid, .heads, .chips, table')
-  ?.querySelectorAll('button, .station, .odd').length ?? 0"""
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("state", ["open=attention.1", "view=text", "view=attention", "view=next", "room=chat"])
 def test_everything_is_reached_by_keys_alone(page: Any, inside: Live, state: str) -> None:
     page.goto("about:blank")
     page.goto(f"{inside.url}/ui#model=plain&prompt=ab&{state}")
     page.wait_for_selector("#say" if "chat" in state else "body[data-ready]")
-    page.evaluate("addEventListener('focusin', ({ target }) => target.setAttribute('data-reached', ''))")
-    for _ in range(100):
-        page.keyboard.press("Tab")
-        count = page.evaluate(GROUP)
-        for key in ("ArrowLeft", "ArrowRight"):
-            for _ in range(count):
-                page.keyboard.press(key)
-        if page.evaluate("document.activeElement === document.body"):
-            break
-    assert page.evaluate(LEFT) == []
+    assert left_by_keys(page) == []
     if "room" not in state:
         tabs = page.get_by_role("tab")
         page.locator("[role=tab][aria-selected=true]").focus()
@@ -377,7 +377,15 @@ ODD: dict[str, dict[str, Any]] = {
     "deep": {"num_layers": 40, "num_heads": 64, "d_model": 128},
     "long": {"max_seq_len": 4096, "num_layers": 1, "num_heads": 1},
     "vast": {"vocab_size": 262_144},
+    "wordy": {},
 }
+
+
+class Wordy(CharTokenizer):
+    """Every token is a label of 300 letters, of 300 letters that are written from right to left, or of 300 emoji."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return 300 * ("s", "\u05e9", "\U0001f411")[token_id % 3].encode()
 
 
 def odd_network(name: str) -> Transformer:
@@ -391,12 +399,42 @@ def odd() -> Iterator[Live]:
 
     def load(name: str) -> ServedModel:
         model = odd_network(name)
-        loaded = LoadedModel(model, CharTokenizer(), model.config, {}, Path(), ())
+        tokenizer = Wordy() if name == "wordy" else CharTokenizer()
+        loaded = LoadedModel(model, tokenizer, model.config, {}, Path(), ())
         return ServedModel(name, loaded, config, cache_bytes=None)
 
     server = Live(config, models=list(ODD), load=load)
     yield server
     server.close()
+
+
+@pytest.mark.system
+def test_labels_of_300_characters_are_shortened_and_whole_on_hover(page: Any, odd: Live) -> None:
+    letters = "s\u05e9\U0001f411"
+    for width, shown in ((1280, zip("abc", (4, 4, 12), strict=True)), (390, zip("abc", (1, 1, 5), strict=True))):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto("about:blank")
+        page.goto(f"{odd.url}/ui#model=wordy&prompt=abc")
+        page.wait_for_selector(".journey-picture .odd")
+        expected = [f"\u2068{count * letters[ord(each) % 3]}…\u2069" for each, count in shown]
+        assert page.locator(".journey-picture .name text").all_text_contents() == expected
+        whole = [
+            f"Token {place}, id {ord(each)}: \u2068{300 * letters[ord(each) % 3]}\u2069"
+            for place, each in enumerate("abc")
+        ]
+        assert page.locator(".journey-picture .name title").all_text_contents() == whole
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        # No label is cut at the edge of the picture.
+        page.evaluate("document.fonts.ready.then(() => null)")
+        edges = page.evaluate(
+            """() => [...document.querySelectorAll('.journey-picture .name text, .journey-picture .word')]
+              .map((each) => [each.getBoundingClientRect().left, each.getBoundingClientRect().right])"""
+        )
+        assert [edge for edge in edges if edge[0] < 0 or edge[1] > width] == []
+    page.locator("[data-key='token.1']").hover()
+    page.locator("[data-key='attention.1']").click()
+    page.locator(".opened .look").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.system

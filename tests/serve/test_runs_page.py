@@ -30,7 +30,7 @@ from sheepop.tokenizer import CharTokenizer
 
 from ..running import train
 from .conftest import Live, Shelf, tiny
-from .test_inside import chromium, floats, needs_axe, violations
+from .test_inside import chromium, floats, left_by_keys, needs_axe, violations
 
 httpx = pytest.importorskip("httpx")
 STEPS = (
@@ -583,3 +583,39 @@ def test_no_room_of_runs_breaks_a_rule_of_accessibility(page: Any, watching: Liv
             page.wait_for_selector(sign)
             broken[address, width] = violations(page)
     assert [(place, found) for place, found in broken.items() if found] == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("address", "there"),
+    [
+        ("room=training&beside=second+run", ".uplot"),
+        ("room=data", "details"),
+        ("room=arena", "#say"),
+        ("room=analysis&view=gains&prompt=Sheep", "body[data-ready=gains]"),
+        ("room=analysis&view=influence&prompt=Sheep", "body[data-ready=influence]"),
+        ("room=analysis&view=blocks&prompt=Sheep", "body[data-ready=blocks]"),
+    ],
+)
+def test_keys_alone_reach_everything_in_every_room(page: Any, watching: Live, address: str, there: str) -> None:
+    page.goto("about:blank")
+    page.goto(f"{watching.url}/ui#{address}")
+    page.wait_for_selector(there)
+    if "arena" in address:
+        page.locator("#say").fill("Sheep")
+        page.keyboard.press("Control+Enter")
+        page.locator(".choices button").nth(3).wait_for()
+    page.wait_for_load_state("networkidle")
+    page.locator("h1").click()  # Tab goes on from here
+    assert left_by_keys(page) == []
+
+
+@pytest.mark.system
+def test_the_stability_of_a_run_without_measurements_says_what_to_do(page: Any, watching: Live) -> None:
+    other = page.context.browser.new_page()  # whose console has the status of the refused request
+    other.goto(f"{watching.url}/ui#room=analysis&view=training&run=first")
+    told = other.locator(".picture-side [role=alert]")
+    told.wait_for()
+    assert "measured nothing while it trained" in told.inner_text()
+    assert "analysis.quantities=[sharpness,noise,layers]" in told.inner_text()
+    other.close()

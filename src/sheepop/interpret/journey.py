@@ -25,6 +25,8 @@ from sheepop.interpret.trace import Keep, Trace
 
 MOST_TOKENS = 60
 _CHANNELS, _NEXT = 8, 10
+# The share of a vector's numbers that its scale covers, and how many times the scale a giant channel has.
+_COVERED, _GIANT = 0.99, 10.0
 _HEAD = re.compile(r"(?:cross )?(?:head|attention bias|attention norm|mixer|mixer norm) (\d+)(?:\.\d+)?")
 _FORWARD = re.compile(r"(?:feed-forward|feed-forward norm|layer input) (\d+)")
 
@@ -34,7 +36,9 @@ class Journey:
     """A window of W tokens from `start` on, seen from the token at `position`.
 
     `stream` (P, W, K) has the `channels` of the residual stream that vary most over the window, before the first block,
-    after the attention of each block, and after each block; `largest` (P, W) are the largest magnitudes among them.
+    after the attention of each block, and after each block. `scale` (P, W) is the magnitude that 99 percent of all D
+    numbers of a vector do not exceed: one channel may be a hundred times as large as the others (Dettmers et al. 2022,
+    "LLM.int8()"), and is named in `giants`, with the most scales that it has, if these are at least 10.
     `weights` has for each layer the attention weights (W, W) between the tokens of the window, as a mean over heads, or
     None for a layer that mixes tokens without attention. `adds` are the contributions, in logits, to the likeliest
     token after `position`: of the embedding, of both branches of each layer, and of the rest.
@@ -44,7 +48,8 @@ class Journey:
     position: int
     channels: list[int]
     stream: Tensor
-    largest: Tensor
+    scale: Tensor
+    giants: dict[int, float]
     weights: list[Tensor | None]
     mixed_by: list[str]
     winner: int
@@ -64,7 +69,8 @@ class Journey:
             ],
             "channels": self.channels, "width": trace.config.d_model, "heads": trace.config.num_heads,
             "stream": [[[_short(x) for x in row] for row in point] for point in self.stream.tolist()],
-            "largest": [[_short(x) for x in row] for row in self.largest.tolist()],
+            "scale": [[_short(x) for x in row] for row in self.scale.tolist()],
+            "giants": [{"channel": channel, "times": float(f"{times:.2g}")} for channel, times in self.giants.items()],
             "weights": [
                 None if each is None else [_without_end(row) for row in each.double().round(decimals=5).tolist()]
                 for each in self.weights
@@ -134,8 +140,12 @@ def _journey(
     stream = torch.cat(points)
     chosen = _varied(stream) if channels is None else [range(stream.shape[-1])[channel] for channel in channels]
     shown, weights = stream[..., chosen], [found.get(_weights(layer)) for layer in range(trace.num_layers)]
+    scale = _scale(stream)
+    times = (shown.abs() / scale[..., None].clamp(min=1e-30)).amax((0, 1)).tolist()
+    largest_first = sorted(zip(chosen, times, strict=True), key=lambda each: -each[1])
+    giants = {channel: most for channel, most in largest_first if most >= _GIANT}
     return Journey(
-        window.start, parts.position, chosen, shown, shown.abs().amax(-1), weights,
+        window.start, parts.position, chosen, shown, scale, giants, weights,
         ["mixer" if each is None else "attention" for each in weights],
         parts.token_id, _grouped(zip(parts.names, parts.values, strict=True), trace.num_layers), parts,
     )  # fmt: skip
@@ -151,6 +161,13 @@ def _varied(stream_PWD: Tensor) -> list[int]:
     scale = stream_PWD.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
     spread = (stream_PWD / scale).std((0, 1), correction=0).nan_to_num(-1.0)
     return sorted(spread.topk(min(_CHANNELS, stream_PWD.shape[-1])).indices.tolist())
+
+
+def _scale(stream_PWD: Tensor) -> Tensor:
+    """The magnitude that 99 percent of the numbers of each vector do not exceed; the largest one if that is 0."""
+    magnitudes = stream_PWD.abs()
+    covered = magnitudes.kthvalue(math.ceil(_COVERED * magnitudes.shape[-1]), -1).values
+    return torch.where(covered > 0, covered, magnitudes.amax(-1))
 
 
 def _middle(trace: Trace | StoredTrace, layer: int) -> str | None:

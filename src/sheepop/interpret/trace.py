@@ -1,9 +1,10 @@
 """A trace gives access to every tensor of one forward pass over a prompt.
 
-It stores the token ids and the residual stream between the blocks, (L + 1, T, D). The tensors inside a block are
-recomputed on demand from the residual stream before it, so a long prompt needs only the memory of one block. Attention
-is computed step by step, so the weights in the trace are those that produced the residual stream. An encoder-decoder
-has two such streams, one of the source and one of the target.
+It stores the token ids and the residual stream between the blocks, (L + 1, T, D). The tensors inside the blocks are
+kept from the pass if they are few. Otherwise a block is recomputed on demand from the residual stream before it, so a
+long prompt needs only the memory of one block. Attention is computed step by step, so the weights in the trace are
+those that produced the residual stream. An encoder-decoder has two such streams, one of the source and one of the
+target.
 
 Shapes: T tokens, S source tokens, D d_model, H heads, K kv heads, C head_dim, F d_ff, V vocab, L layers. There is no
 batch dimension.
@@ -32,7 +33,7 @@ from sheepop.tokenizer import Tokenizer
 
 # The most logits of a pass in memory at a time; readings of them take several copies in float64.
 _LOGITS = 2**21
-# The tensors of the last requested block stay in memory if they have at most this many bytes.
+# The tensors inside all blocks, or else inside the last requested one, stay in memory up to this many bytes.
 _KEPT_BYTES = 2**28
 Keep = Callable[[Tensor], Tensor]
 
@@ -101,7 +102,7 @@ class Trace:
         self.blocks, self.embedded, self.residuals = target.blocks, target.embedded, target.residuals
         self.token_ids, self.num_layers, self.num_tokens = prompt.token_ids, len(target.blocks), target.num_tokens
         self._reader = TokenReader(tokenizer)
-        self._block, self._kept = "", dict[str, Tensor]()
+        self._kept: Mapping[str, Tensor] = {}
 
     @classmethod
     @torch.no_grad()
@@ -117,35 +118,46 @@ class Trace:
         An encoder-decoder reads the prompt as its source, and `target` after the token that begins every target.
         """
         read = read_traced(model, tokenizer, prompt, target)
-        model = model.sharing_copy().eval()
+        if any(module.training for module in model.modules()):
+            model = model.sharing_copy().eval()
         given = {
             f"blocks.{layer}.attention.{name}" for layer in model.kv_sources.values() for name in ("rotated_k", "v")
         }
-        names = (name for name in named_probes(model) if _is_kept(name) or name in given)
-        kept: dict[str, list[Tensor]] = {name: [] for name in names}
+        is_short = len(model.layers) * _block_size(model, read) * model.dtype.itemsize <= _KEPT_BYTES
+        names = [
+            name
+            for name in named_probes(model)
+            if _is_kept(name) or name in given or (is_short and _block_of(name) is not None)
+        ]
+        kept: dict[str, Tensor] = {}
         inputs = {} if read.source_ids is None else {"source_ids": torch.tensor([read.source_ids], device=model.device)}
-        with watch(model, {name: found.append for name, found in kept.items()} | {_ALL_WEIGHTS: _look}):
+        with watch(model, {name: _keeper(kept, name, None) for name in names} | {_ALL_WEIGHTS: _look}):
             model.hidden_states(torch.tensor([read.token_ids], device=model.device), **inputs)
 
         def stream(path: str, prefix: str, ids: list[int], run: Callable[[int, Tensor, Passing], Tensor]) -> Stream:
             blocks = tuple(cast(Block, block) for block in model.get_submodule(path).children())
             outputs = [f"{path}.{layer}.output" for layer in range(len(blocks))]
-            residuals = torch.cat([kept[name][0] for name in (f"{prefix}positioned", *outputs)])
+            residuals = torch.stack([kept[name] for name in (f"{prefix}positioned", *outputs)])
             passing = model.passing(torch.tensor([ids], device=model.device), residuals[:1])
             for layer in model.kv_sources.values():
-                keys, values = (kept[f"{path}.{layer}.attention.{name}"][0] for name in ("rotated_k", "v"))
+                keys, values = (kept[f"{path}.{layer}.attention.{name}"][None] for name in ("rotated_k", "v"))
                 passing.keys_values[layer] = keys, values
-            return Stream(path, blocks, ids, kept[f"{prefix}embedded"][0][0], residuals, run, not prefix, passing)
+            return Stream(path, blocks, ids, kept[f"{prefix}embedded"], residuals, run, not prefix, passing)
 
-        if not isinstance(model, EncoderDecoder):
+        if isinstance(model, EncoderDecoder):
+            pair, memory, source_ids = model, Memory(kept["memory"][None]), cast("list[int]", read.source_ids)
+            own = stream("blocks", "", read.token_ids, lambda layer, x, _: pair.run_target_block(layer, x, memory))
+            source = stream(
+                "encoder_blocks", "source_", source_ids, lambda layer, x, _: pair.run_encoder_block(layer, x)
+            )
+            trace = cls(model, tokenizer, read, own, source, memory.states[0])
+        else:
             network = model
             own = stream("blocks", "", read.token_ids, lambda layer, x, given: network.run_block(layer, x, given))
-            return cls(model, tokenizer, read, own)
-        memory, source_ids = Memory(kept["memory"][0]), cast("list[int]", read.source_ids)
-        pair = model
-        own = stream("blocks", "", read.token_ids, lambda layer, x, _: pair.run_target_block(layer, x, memory))
-        source = stream("encoder_blocks", "source_", source_ids, lambda layer, x, _: pair.run_encoder_block(layer, x))
-        return cls(model, tokenizer, read, own, source, memory.states[0])
+            trace = cls(model, tokenizer, read, own)
+        if is_short:
+            trace._kept = kept
+        return trace
 
     @cached_property
     def tokens(self) -> list[Token]:
@@ -175,30 +187,25 @@ class Trace:
         block = _block_of(name)
         if block is None:
             return self._outside(name)
-        if block != self._block:
+        if name not in self._kept:
             self.forget()
-            self._block = block
-        if name not in self._kept and self.block_bytes <= _KEPT_BYTES:
+            if self.block_bytes > _KEPT_BYTES:
+                return self.collect([name])[name]
             self._kept = self.collect([f"{block}.*"])
-        return self._kept[name] if name in self._kept else self.collect([name])[name]
+        return self._kept[name]
 
     @property
     def block_bytes(self) -> int:
         """An estimate of the bytes of all tensors inside the largest block."""
-        config, sources = self.config, len(self.prompt.source_ids or ())
-        length = max(self.num_tokens, sources)
-        scores = 2 * config.num_heads * length * (length + min(sources, self.num_tokens))
-        widths = 8 * config.d_model + 4 * max(config.layer_d_ff or (config.ffn_size,))
-        widths += 6 * config.num_heads * config.widest_heads.key_width
-        return (scores + length * widths) * self.residuals.element_size()
+        return _block_size(self.model, self.prompt) * self.residuals.element_size()
 
     def forget(self) -> None:
-        """Frees the tensors of the last requested block; a new request recomputes them."""
-        self._block, self._kept = "", {}
+        """Frees the tensors inside blocks; a new request recomputes them."""
+        self._kept = {}
 
     @torch.no_grad()
     def collect(self, patterns: Iterable[str], keep: Keep | Mapping[str, Keep] | None = None) -> dict[str, Tensor]:
-        """The tensors at all matching probes of blocks; each block is computed once.
+        """The tensors at all matching probes of blocks; each block is computed at most once.
 
         `keep`, one function for all probes or one per pattern, reduces each tensor before it is stored, so that large
         tensors need not stay in memory. Raises `KeyError` for a pattern that matches nothing.
@@ -213,7 +220,10 @@ class Trace:
             if not names:
                 raise KeyError(f"no probe of a block matches {pattern!r}; trace.names lists all of them")
             for name, block in names:
-                wanted.setdefault(block, {})[name] = cut
+                if name in self._kept:
+                    found[name] = _part(self._kept[name], cut)
+                else:
+                    wanted.setdefault(block, {})[name] = cut
         places = [
             (stream, layer, path, block.attention is not None)
             for stream in self.streams
@@ -357,13 +367,27 @@ def _look(value: Tensor) -> None:
     """Does nothing; a watched probe alone makes attention compute step by step."""
 
 
+def _block_size(model: Transformer, prompt: Prompt) -> int:
+    """An estimate of how many numbers all tensors inside the largest block have."""
+    config, targets, sources = model.config, len(prompt.token_ids), len(prompt.source_ids or ())
+    length = max(targets, sources)
+    scores = 2 * config.num_heads * length * (length + min(sources, targets))
+    widths = 8 * config.d_model + 4 * max(config.layer_d_ff or (config.ffn_size,))
+    widths += 6 * config.num_heads * config.widest_heads.key_width
+    return scores + length * widths
+
+
+def _part(whole: Tensor, cut: Keep | None) -> Tensor:
+    """What `cut` keeps, without the memory of the rest."""
+    part = whole if cut is None else cut(whole)
+    return part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
+
+
 def _keeper(found: dict[str, Tensor], name: str, cut: Keep | None) -> Callable[[Tensor], None]:
     # Experts get the tokens of all rows in one sequence; everything else has a batch dimension.
     is_flat = any(part in name for part in (".router.", ".experts.")) or name.endswith(".order")
 
     def keep(value: Tensor) -> None:
-        whole = value if is_flat else value[0]
-        part = whole if cut is None else cut(whole)
-        found[name] = part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
+        found[name] = _part(value if is_flat else value[0], cut)
 
     return keep

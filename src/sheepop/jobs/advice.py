@@ -72,7 +72,10 @@ def advise(
     rows = read_json_lines(RunDirectory(run).metrics_file).rows
     measured = [row for row in rows if row.get("split") == "analysis"]
     if not measured:
-        raise UsageError(f"{run} measured nothing while it trained. Train with analysis.quantities=[sharpness,noise].")
+        raise UsageError(
+            f"{run} measured nothing while it trained. To see how stable a run is, turn measurements on when you start "
+            "it: sheepop train ... analysis.quantities=[sharpness,noise,layers]"
+        )
     advice = advice_of(rows)
     trial = None
     if tries:

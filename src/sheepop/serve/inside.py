@@ -123,6 +123,8 @@ class Inside:
             trace = Trace.of(model.generator.model, model.tokenizer, requested.prompt, requested.target)
         except UsageError as error:
             raise ApiError(400, str(error), param="prompt") from None
+        if self._traces:
+            self._traces[next(reversed(self._traces))].forget()
         number = next(self._numbers)
         self._traces[number] = trace
         while len(self._traces) > _KEPT:

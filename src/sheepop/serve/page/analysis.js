@@ -89,7 +89,9 @@ export async function open(page) {
       left.replaceChildren(...parts);
       page.say(`${subject}: measured.`);
     } catch (error) {
-      if (mine === asking) page.say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
+      const isStopped = error.name === "AbortError";
+      if (mine === asking) page.say(isStopped ? "Stopped." : "There is nothing to show.", !isStopped);
+      if (mine === asking && !isStopped) left.replaceChildren(element("p", { role: "alert" }, error.message));
     }
     if (mine === asking) stop.hidden = true;
     document.body.dataset.ready = view;

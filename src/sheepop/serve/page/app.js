@@ -16,10 +16,7 @@ const [rooms, controls, status, stages, strip, view, save] =
 let room = null, name = "view", leaving = [];
 const learnt = get("glossary").then(learn);
 
-function say(message, isBad = false) {
-  status.textContent = message;
-  status.className = isBad ? "bad" : "";
-}
+const say = (message, isBad = false) => Object.assign(status, { textContent: message, className: isBad ? "bad" : "" });
 
 // The argument of a room: elements to draw in, the choices, and `until`, which registers work to do on leaving the room.
 function page(chosen, known) {

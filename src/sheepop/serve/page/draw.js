@@ -124,11 +124,13 @@ const mix = (low, high, at) => low.map((part, place) => Math.round(part + (high[
 export const shade = (at, { none, plus, minus }) => `rgb(${mix(none, at < 0 ? minus : plus, Number.isFinite(at) ? Math.abs(at) : 0.12).join(" ")})`;
 // The square root keeps small numbers visible.
 export const signed = (x) => Math.sign(x) * Math.sqrt(Math.min(1, Math.abs(x)));
-const segments = new Intl.Segmenter();
-// At most so many characters, as a reader counts them, apart from what stands beside them in other directions of writing.
+const segments = new Intl.Segmenter(), isWide = /[^\u0000-\u04ff\u2000-\u2bff]/u;
+// At most so many characters, as a reader counts them, apart from what stands beside them in other directions of writing. One that the
+// fonts of the page lack comes from another font, in which it may be three times as wide.
 export function shortened(text, most) {
-  const parts = [...segments.segment(text)].map((part) => part.segment);
-  return `\u2068${parts.length > most ? `${parts.slice(0, most - 1).join("")}…` : text}\u2069`;
+  const parts = [...segments.segment(text)].map(({ segment }) => [segment, isWide.test(segment) ? 3 : 1]), isLong = parts.reduce((sum, [, wide]) => sum + wide, 0) > most;
+  let room = most - isLong;
+  return `\u2068${parts.filter(([, wide]) => (room -= wide) >= 0).map(([segment]) => segment).join("")}${isLong ? "…" : ""}\u2069`;
 }
 
 const SHADES = 255;

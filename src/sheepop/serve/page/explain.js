@@ -24,7 +24,7 @@ export const TOPICS = {
   forward: ["Feed-forward", "Each token by itself goes to a wider vector, through a bend, and back.",
     "Here the model keeps much of what it knows: a unit responds to a pattern and adds what usually follows it.", "[forward|out] = W₂ · f(W₁ · x)", "forward.0"],
   residual: ["Residual stream", "The ribbon is the sum of all that was added so far. Each of its strips is one number of the vector: violet above 0, grey below, "
-    + "the stronger the larger the number is among those of the token at that point.",
+    + "the stronger the larger, up to the size that 99 % of the numbers of the vector do not exceed.",
   "Since blocks only add, every later block can still read what an earlier one wrote. A gold wedge is what a part adds to the likeliest next token; "
     + "a hatched one speaks against it.",
     "[residual|x] ← [residual|x] + attention(x),  [residual|x] ← [residual|x] + [forward|feed-forward](x)", null],

@@ -1,9 +1,13 @@
 // The journey: one picture of a network. Tokens enter on the left and become ribbons, the residual stream; every block adds to
 // them at two stations; the likeliest next tokens leave on the right. It needs the numbers of `interpret/journey.py` only.
-import { draw, element, hueOf, share, shade, shortened, signed, visible } from "./draw.js";
+import { compact, draw, element, hueOf, share, shade, shortened, signed, visible } from "./draw.js";
 
 const TOP = 46, FAINT = 0.06, NAMES = { attention: "Attention", mixer: "Mixer", forward: "Feed-forward" };
 const between = (low, value, high) => Math.max(low, Math.min(high, value));
+
+// What the strength of a ribbon's colour means, and which channels are beyond it.
+const legend = ({ giants }, most) => ["99 % of a vector's numbers lie within full colour", ...(giants.length
+  ? [`Beyond it: ${giants.slice(0, most).map(({ channel, times }, place) => `${place ? "" : "channel "}${channel} (${compact(times)}×)`).join(", ")}`] : [])];
 
 // Where everything stands: the stations from left to right, and the rows of the tokens from top to bottom.
 export function layout(width, data, unfolded) {
@@ -28,8 +32,8 @@ export function layout(width, data, unfolded) {
     x += broad;
   }
   stations.push({ id: "prediction", kind: "prediction", x: to, width: end, name: "Prediction" });
-  const ribbon = between(7, 0.6 * row, 32), height = Math.max(y, TOP + data.next.length * 24) + 12;
-  return { width, height, isNarrow, names, odds, row, ribbon, ys, place, stations, blocks, bottom: y, to };
+  const ribbon = between(7, 0.6 * row, 32), foot = Math.max(y, TOP + data.next.length * 24) + 12, notes = legend(data, isNarrow ? 3 : 8);
+  return { width, height: foot + 15 * notes.length, foot, notes, isNarrow, names, odds, row, ribbon, ys, place, stations, blocks, bottom: y, to };
 }
 
 // The colours of the ribbons: K strips for each token, one colour between two stations, since only stations change the stream.
@@ -40,9 +44,9 @@ function ribbons(svg, data, at) {
   frame.append(canvas);
   pen.scale(dense, dense);
   data.stream.forEach((rows, point) => {
-    const [left, right] = [at.stations[point].x, at.stations[point + 1].x], largest = data.largest[point];
+    const [left, right] = [at.stations[point].x, at.stations[point + 1].x], scale = data.scale[point];
     rows.forEach((numbers, t) => numbers.forEach((value, channel) => {
-      pen.fillStyle = shade(signed(value / (largest[t] || 1)), hue);
+      pen.fillStyle = shade(signed(value / (scale[t] || 1)), hue);
       pen.fillRect(left, at.ys[t] - at.ribbon / 2 + (channel * at.ribbon) / count, right - left + 0.5, at.ribbon / count + 0.3);
     }));
   });
@@ -101,7 +105,7 @@ function arcsOf(group, data, at, t) {
 // The likeliest next tokens, with a band from the end of the chosen ribbon to each, as broad as it is likely.
 function odds(svg, data, at, on) {
   const made = draw(svg, "g", { class: "odds" }), begin = at.stations.at(-1), left = begin.x + begin.width, x = left + (at.isNarrow ? 12 : 44);
-  const wide = at.width - x - 4, gap = 24, all = data.next.length * gap, from = between(TOP - 12, at.ys[at.place] - all / 2, Math.max(TOP - 12, at.height - all - 10));
+  const wide = at.width - x - 4, gap = 24, all = data.next.length * gap, from = between(TOP - 12, at.ys[at.place] - all / 2, Math.max(TOP - 12, at.foot - all - 10));
   data.next.forEach((token, rank) => {
     const told = at.isNarrow ? `${Math.round(100 * token.probability)} %` : share(token.probability);
     const y = from + gap * rank + gap / 2, y0 = at.ys[at.place], part = draw(made, "g", { class: "odd", "data-key": `next.${rank}`, role: "button", tabindex: -1,
@@ -150,17 +154,18 @@ export function journey(data, chosen, width, on = {}) {
   const arcs = draw(svg, "g", { class: "arcs" }), rows = draw(svg, "g", { class: "names" });
   data.tokens.forEach((token, t) => {
     const made = draw(rows, "g", { class: t === at.place ? "name chosen" : "name", "data-key": `token.${token.position}`, role: "button", tabindex: -1,
-      "aria-pressed": String(t === at.place), "aria-label": `Token ${token.position}: ${visible(token.text)}` });
+      "font-size": between(10, at.row - 6, 14), "aria-pressed": String(t === at.place), "aria-label": `Token ${token.position}: ${visible(token.text)}` });
     draw(made, "rect", { class: "space", x: 0, y: at.ys[t] - at.row / 2, width: at.names - 6, height: at.row });
     const shown = shortened(visible(token.text), at.isNarrow ? 6 : 13);
-    draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end", "font-size": between(10, at.row - 6, 14) }, shown);
-    draw(made, "title", {}, `Token ${token.position}, id ${token.id}: ${shortened(visible(token.text), 300)}`);
+    draw(made, "text", { x: at.names - 10, y: at.ys[t] + 4, "text-anchor": "end" }, shown);
+    draw(made, "title", {}, `Token ${token.position}, id ${token.id}: ${shortened(visible(token.text), 900)}`);
     made.addEventListener("click", () => on.choose?.(token.position));
     made.addEventListener("pointerenter", () => { arcsOf(arcs, data, at, t); on.point?.({ kind: "tokens", position: token.position }); });
     made.addEventListener("pointerleave", () => arcsOf(arcs, data, at, at.place));
   });
   stationsOf(svg, data, at, chosen, on);
   odds(svg, data, at, on);
+  at.notes.forEach((words, line) => draw(svg, "text", { class: "note", x: 4, y: at.foot + 15 * line + 8 }, words));
   arcsOf(arcs, data, at, at.place);
   svg.addEventListener("keydown", (event) => keys(event, svg, data, on));
   return Object.assign(svg, { at });

@@ -11,7 +11,7 @@ const mixed = (from, to, part) => (Array.isArray(to) ? to.map((each, place) => m
 // The numbers between two pictures of the same tokens; the next tokens are those of the second one.
 function between(from, to, part) {
   const before = new Map(from.next.map((token) => [token.id, token.probability]));
-  return { ...to, ...Object.fromEntries(["stream", "largest", "weights"].map((name) => [name, mixed(from[name], to[name], part)])),
+  return { ...to, ...Object.fromEntries(["stream", "scale", "weights"].map((name) => [name, mixed(from[name], to[name], part)])),
     adds: Object.fromEntries(Object.entries(to.adds).map(([name, value]) => [name, mixed(from.adds[name], value, part)])),
     next: to.next.map((token) => ({ ...token, probability: mixed(before.get(token.id), token.probability, part) })) };
 }

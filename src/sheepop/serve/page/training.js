@@ -135,10 +135,7 @@ export async function open(page) {
     }))];
   }
 
-  function pause() {
-    playing = clearInterval(playing);
-    play.textContent = "Play";
-  }
+  const pause = () => { playing = clearInterval(playing); play.textContent = "Play"; };
 
   function begin() {
     if (Number(at.value) === marks.length - 1) choose(marks[0]);
@@ -191,11 +188,7 @@ export async function open(page) {
     return look(++turn);
   }
 
-  const redraw = page.guarded(async () => {
-    remember();
-    await drawCurves();
-    show();
-  });
+  const redraw = page.guarded(async () => { remember(); await drawCurves(); show(); });
   await restart();
   await drawSettings();
 }
