@@ -117,7 +117,8 @@ def test_any_width_is_written_so_that_llama_cpp_reads_it_or_refused(
     tmp_path: Path, make: Callable[..., Any], width: int, toy: str, name: str, seed: int
 ) -> None:
     gguf = pytest.importorskip("gguf")
-    sizes = {"d_model": width, "num_heads": 4, "d_ff": 2 * width, "num_layers": 1, "max_seq_len": 16}
+    heads = 4 if width % 8 == 0 else 2  # rotary positions need heads of even width
+    sizes = {"d_model": width, "num_heads": heads, "d_ff": 2 * width, "num_layers": 1, "max_seq_len": 16}
     made, file = make(toy, seed=seed, **sizes), tmp_path / "toy.gguf"
 
     def write() -> None:
