@@ -41,8 +41,8 @@ _TRAINING_SHARE = 0.5  # of a budget in minutes, at least, however long everythi
 _NOTED = 0.02  # a run that takes longer than its minutes by a larger share says so
 _FORWARD_SHARE = 1 / 3  # the cost of a forward pass in training steps, about
 _MOST_VALIDATIONS = 10
-_VALIDATION_SHARE = 0.2  # of a budget in minutes, at most
-REPORT_SECONDS = 4.0  # the last samples and the report
+VALIDATION_SHARE = 0.2  # of a budget in minutes, at most; likewise for the score at the end
+_REPORT_SECONDS = 4.0  # the last samples and the report
 # Of a memory: to train its gate, to index a token twice, and to look up a held-out token. Two cores of 2.5 GHz.
 _GATE_SECONDS, _INDEX_SECONDS, _RECALL_SECONDS = 10.0, 1.5e-6, 5e-5
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
@@ -199,11 +199,6 @@ def scoring_seconds(config: TrainingConfig, timing: StepTime, tokens: float, seq
     return tokens / (config.global_batch_size * seq_len) * timing.seconds * _FORWARD_SHARE
 
 
-def most_scoring_seconds(minutes: float) -> float:
-    """The seconds of a budget in minutes that the score at the end may take."""
-    return 60 * _VALIDATION_SHARE * minutes
-
-
 def besides_the_loop(
     config: TrainingConfig,
     timing: StepTime | None,
@@ -221,12 +216,12 @@ def besides_the_loop(
     """
     if timing is None or config.max_minutes is None:
         return timing, None
-    seconds, most = scoring_seconds(config, timing, held_out, seq_len), most_scoring_seconds(config.max_minutes)
+    seconds, most = scoring_seconds(config, timing, held_out, seq_len), 60 * VALIDATION_SHARE * config.max_minutes
     if config.memory is not None:
         seconds = 2 * seconds + _RECALL_SECONDS * held_out
     scored = None if seconds <= most else max(1, int(held_out * most / seconds))
     part = "" if scored is None else f", on {scored:,} of {held_out:,} held-out tokens"
-    minutes, after = config.max_minutes, min(seconds, most) + REPORT_SECONDS
+    minutes, after = config.max_minutes, min(seconds, most) + _REPORT_SECONDS
     if config.memory is not None:
         after += _GATE_SECONDS + _INDEX_SECONDS * min(num_tokens, config.memory.max_tokens)
     training = _left(minutes, elapsed + after)
@@ -327,7 +322,7 @@ def _fitting(
     per_validation = scoring_seconds(config, timing, validation_tokens, seq_len)
     validations = _MOST_VALIDATIONS
     if validation_tokens:
-        validations = max(1, min(_MOST_VALIDATIONS, int(available * _VALIDATION_SHARE / per_validation)))
+        validations = max(1, min(_MOST_VALIDATIONS, int(available * VALIDATION_SHARE / per_validation)))
 
     def seconds(steps: int) -> float:
         count = validations if config.eval_interval is None else steps / config.eval_interval

@@ -31,12 +31,12 @@ from sheepop.train.activation_checkpointing import (
     apply_activation_checkpointing,
 )
 from sheepop.train.budget import (
+    VALIDATION_SHARE,
     StepTime,
     besides_the_loop,
     loop_seconds,
     measure_step,
     measuring_seconds,
-    most_scoring_seconds,
     most_steps,
     needs_measuring,
     resolve_compile,
@@ -93,7 +93,7 @@ def resolved(
     _warn(requested, settled, held_out_tokens, task.console)
     seconds = loop_seconds(task.config.training, timing)
     minutes = task.config.training.max_minutes
-    score_seconds = None if minutes is None else most_scoring_seconds(minutes)
+    score_seconds = None if minutes is None else 60 * VALIDATION_SHARE * minutes
     most = most_steps(task.config.training, task.schedule.num_samples, seq_len)
     dtype = torch_dtype(settled.precision)
     record = RunRecord(

@@ -154,14 +154,15 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
             write_memory(best, memory)
         if held_out is None:
             return outcome
-        memories = (None,) if memory is None else (None, memory)
+        # Only language models are scored with a memory.
+        ways: list[dict[str, Any]] = [{}] if memory is None else [{}, {"memory": memory}]
 
         def score(max_tokens: int | None, on_batch: Callable[[int], None] | None = None) -> list[Scores]:
             how: dict[str, Any] = {"max_tokens": max_tokens, "on_batch": on_batch}
-            return [run.task.score(model, held_out, run.device, memory=each, **how) for each in memories]
+            return [run.task.score(model, held_out, run.device, **how, **way) for way in ways]
 
         most = _scored_tokens(run, held_out, score)
-        with run.console.progress("Scoring", len(memories) * held_out.num_samples, "samples") as progress:
+        with run.console.progress("Scoring", len(ways) * held_out.num_samples, "samples") as progress:
             scores, *with_memory = score(most, progress.advance)
         remembered = with_memory[0] if with_memory else None
         # The scores are the last rows of the metrics; more steps will replace them.
