@@ -137,8 +137,8 @@ class Inputs {
         K_(K) {}
 
   float scale(int64_t m) const { return scales_[m]; }
-  float sum(int64_t column, int64_t m) const { return sums_[column / kColumns * M_ + m]; }  // of 16 integers
-  const int16_t* parts(int64_t column, int64_t m) const { return parts_ + (column / kColumns * M_ + m) * planes * kColumns; }
+  float sum(int64_t column, int64_t m) const { return sums_[place_of(column, m)]; }  // of 16 integers
+  const int16_t* parts(int64_t column, int64_t m) const { return parts_ + place_of(column, m) * planes * kColumns; }
 
   // A row with a number that is not finite becomes 0 with the scale NaN, so that all of its products are NaN.
   void round(const float* x, int64_t m) {
@@ -157,7 +157,7 @@ class Inputs {
       int32_t integers[kColumns];
       for (int i = 0; i < kColumns; i++)
         integers[i] = static_cast<int32_t>(std::nearbyint((is_finite ? x[k + i] : 0.f) * factor));
-      is_in_bytes() ? split_in_bytes(integers, k, m) : split(integers, k / kColumns * M_ + m);
+      is_in_bytes() ? split_in_bytes(integers, k, m) : split(integers, place_of(k, m));
     }
     if (is_in_bytes() && K_ % kUnit)
       for (int part = 0; part < 2; part++) std::fill_n(bytes(part, K_, m), kUnit - K_ % kUnit, uint8_t{0});
@@ -171,9 +171,15 @@ class Inputs {
   }
 
  private:
-  float *scales_, *sums_;  // (M,), (K / 16, M)
-  int16_t* parts_;         // (K / 16, M, planes, 16)
+  float *scales_, *sums_;  // (M,), and (K / 16, rows) for each kInputs rows
+  int16_t* parts_;         // (K / 16, rows, planes, 16) for each kInputs rows, which are read together
   int64_t M_, K_;
+
+  // The number of the 16 columns of row m that begin with `column`.
+  int64_t place_of(int64_t column, int64_t m) const {
+    const int64_t first = m / kInputs * kInputs;
+    return first * (K_ / kColumns) + column / kColumns * std::min(kInputs, M_ - first) + m - first;
+  }
 
   static float factor_for(float top) {
     if (planes == 1) return 32767 / std::max(top, 1e-30f);

@@ -98,7 +98,7 @@ struct Tiles {
       Floats w[kVectors];
       for (int j = 0; j < kVectors; j++) w[j] = load<Floats>(arranged + i * kTile + j * kLanes);
       for (int b = 0; b < B; b++) {
-        const Floats same = Floats{} + x[b * K + i];
+        const Floats same = spread<Floats>(x[b * K + i]);
         for (int j = 0; j < kVectors; j++) totals[b][j] = multiply_add(totals[b][j], same, w[j]);
       }
     }
