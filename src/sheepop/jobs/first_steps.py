@@ -120,7 +120,7 @@ def _write_report(run: OpenRun, model: Transformer) -> None:
 
 
 def _two_largest(runner: StepRunner, task: Task, parts: Parts, device: str) -> tuple[int, bool]:
-    """Takes two steps with the longest rows, of two micro-batches if a step has several.
+    """Takes two steps with the longest rows; each has two micro-batches if the steps of the run have several.
 
     Returns their peak, and whether both were finite.
     """

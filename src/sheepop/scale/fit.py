@@ -282,6 +282,6 @@ class _Problem:
         return np.asarray(min(found, key=lambda each: float(each.fun)).x)
 
     def law(self, x: NDArray[np.float64]) -> Law:
-        """The law of a vector."""
+        """Returns the law whose numbers the vector x (5,) holds, as the search has them."""
         a, b = np.exp(x[:2] + x[3:] * self.middle)
         return Law(*map(float, (math.exp(x[2]), a, b, x[3], x[4])))

@@ -207,7 +207,7 @@ def _root(
     parameter: Tensor,
     limit: float,
 ) -> Root:
-    """``(P / limit)^(1/2)``, where the optimizer steps by the rate times P times the averaged gradient."""
+    """Returns ``(P / limit)^(1/2)``; the optimizer steps by the rate times P times the averaged gradient."""
     if isinstance(optimizer, Muon):
         side, is_left = _muon_root(state["momentum"])
         side = side / math.sqrt(limit)

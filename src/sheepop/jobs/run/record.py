@@ -192,7 +192,7 @@ def write_run_config(run: RunDirectory, config: SheepOpConfig) -> None:
 
 
 def read_run_config(run: RunDirectory) -> SheepOpConfig:
-    """Reads it back to resume the run; raises `CheckpointError` if it is not what the run wrote."""
+    """Reads the settings of a run back; raises `CheckpointError` if the file is not what the run wrote."""
     file = run.config_file
     try:
         text = file.read_text(encoding="utf-8")

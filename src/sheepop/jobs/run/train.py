@@ -175,7 +175,7 @@ def _scored(run: OpenRun, total_steps: int) -> TrainOutcome:
 
 
 def _scored_tokens(run: OpenRun, held_out: Batches, score: Callable[[int], Any]) -> int | None:
-    """The number of held-out tokens to score, None for all: as planned, or fewer if the machine is slower now.
+    """Returns how many held-out tokens to score, None for all: as planned, or fewer if the machine is slower now.
 
     A small part of the score, which counts for nothing, shows how long the planned one would take.
     """
