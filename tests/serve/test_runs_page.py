@@ -597,7 +597,6 @@ def test_no_room_of_runs_breaks_a_rule_of_accessibility(page: Any, watching: Liv
         ("room=analysis&view=blocks&prompt=Sheep", "body[data-ready=blocks]"),
         ("room=analysis&view=loop&prompt=Sheep", "body[data-ready=loop]"),
         ("room=analysis&view=compare&prompt=Sheep", "body[data-ready=compare]"),
-        ("room=analysis&view=training", "body[data-ready=training]"),
     ],
 )
 def test_keys_alone_reach_everything_in_every_room(page: Any, watching: Live, address: str, there: str) -> None:
