@@ -50,6 +50,12 @@ def _think(page: Page) -> None:
     page.locator(".answer summary").first.click()
 
 
+def _duel(page: Page) -> None:
+    page.locator("#say").fill("def read_lines(path):")
+    page.keyboard.press("Control+Enter")
+    page.locator(".choices button").nth(3).wait_for(timeout=60_000)
+
+
 def _nothing(page: Page) -> None:
     """Shows a state as its address opens it."""
 
@@ -63,7 +69,7 @@ STATES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "next": ("room=trace&view=next", _nothing),
     "chat": ("room=chat&sure=yes", _ask),
     "reasoning": (urlencode({"room": "chat", "max_tokens": 200, "tools": json.dumps([TOOL])}), _think),
-    "arena": ("room=arena", _nothing),
+    "arena": ("room=arena", _duel),
     "gains": ("room=analysis&view=gains", _nothing),
     "influence": ("room=analysis&view=influence", _nothing),
     "loop": ("room=analysis&view=loop", _nothing),

@@ -23,11 +23,11 @@ from sheepop.tokenizer import CharTokenizer
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 1, "num_heads": 2}
 
 
-def made_memory(vocab_size: int = 128) -> CorpusMemory:
+def made_memory(vocab_size: int = 128, row_length: int = 5) -> CorpusMemory:
     tokens = torch.randint(0, vocab_size, (200,), generator=torch.Generator().manual_seed(0))
     tokens[0] = vocab_size - 1
     torch.manual_seed(0)
-    return CorpusMemory(CorpusIndex.build(tokens.to(torch.int32), vocab_size, 7))
+    return CorpusMemory(CorpusIndex.build(tokens.to(torch.int32), vocab_size, 7), row_length)
 
 
 @pytest.fixture
@@ -46,12 +46,26 @@ def test_a_memory_comes_back_as_it_was(tmp_path: Path, vocab_size: int) -> None:
     write_memory(tmp_path / "m", memory)
     found = load_model(tmp_path / "m").memory
     assert found is not None
-    assert found.index.longest == 7
+    assert (found.index.longest, found.row_length) == (7, 5)
     for name, tensor in memory.state_dict().items():
         assert torch.equal(found.state_dict()[name], tensor), name
     rows = torch.randint(0, vocab_size, (2, 9), generator=torch.Generator().manual_seed(1))
     depths = torch.arange(1, 10).expand(2, 9)
     for one, other in zip(memory.recall(rows, depths), found.recall(rows, depths), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_memory_of_version_1_sees_nothing_of_the_row(place: Path) -> None:
+    old = made_memory(row_length=0)
+    write_memory(place, old)
+    tensors = load_file(place / MEMORY)
+    del tensors["row_length"]
+    save_file(tensors, place / MEMORY, metadata={"sheepop-corpus-memory": "1"})
+    write_checksums(place)
+    found = load_model(place).memory
+    assert found is not None and found.row_length == 0
+    rows, depths = torch.randint(0, 128, (2, 9)), torch.arange(1, 10).expand(2, 9)
+    for one, other in zip(old.recall(rows, depths), found.recall(rows, depths), strict=True):
         assert torch.equal(one, other)
 
 
@@ -81,7 +95,7 @@ def test_a_memory_that_was_never_finished_is_none(place: Path) -> None:
 
 def altered(tensors: dict[str, torch.Tensor], about: dict[str, str], change: str) -> None:
     if change == "newer":
-        about["sheepop-corpus-memory"] = "2"
+        about["sheepop-corpus-memory"] = "3"
     elif change == "foreign":
         about.clear()
     elif change == "too long":
@@ -100,7 +114,7 @@ def altered(tensors: dict[str, torch.Tensor], about: dict[str, str], change: str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("newer", "format version 2; this SheepOp reads up to 1. Install a newer SheepOp"),
+        ("newer", "format version 3; this SheepOp reads up to 2. Install a newer SheepOp"),
         ("foreign", "is not the memory of a corpus"),
         ("too long", "does not list tokens of the model's vocabulary of 128"),
         ("other tokens", "does not list tokens of the model's vocabulary of 128"),

@@ -197,8 +197,35 @@ def test_keys_that_are_given_are_kept_and_fit_those_that_are_chosen(
     assert {key: config[key] for key in found.chosen} == found.chosen
 
 
-def test_all_keys_that_are_chosen_are_known(completed: Completer) -> None:
-    found = completed({"training": {"max_minutes": 5}}).chosen
+@pytest.fixture
+def long_text(tmp_path: Path) -> dict[str, Any]:
+    """The settings of 2.1 MB of text."""
+    (tmp_path / "long.txt").write_text("sheep and wool\n" * 140_000)
+    return {"paths": [str(tmp_path / "long.txt")]}
+
+
+def test_a_model_with_a_memory_reads_more_of_a_long_text_than_it_attends_to(
+    completed: Completer, long_text: dict[str, Any]
+) -> None:
+    def rows(**given: Any) -> tuple[Any, ...]:
+        found = completed({"data": long_text, "training": {"max_minutes": 5}, **given}).config
+        training = found.training
+        of_model = (found.model.max_seq_len, found.model.sliding_window)
+        return (*of_model, found.data.max_length, training.eval_length, training.eval_stride)
+
+    assert rows() == (1024, 128, 128, 1024, None)
+    # A short text, given rows and a model that other programs run have whole rows that overlap.
+    whole = (128, None, None, None, 64)
+    assert rows(data={"paths": [long_text["paths"][0].replace("long", "text")]}) == whole
+    assert rows(model=recipe.EXPORTABLE) == whole
+    assert rows(model={"max_seq_len": 40}) == (40, None, None, None, 20)
+    assert rows(data={**long_text, "max_length": 40}) == (40, None, 40, None, 20)
+    assert rows(training={"max_minutes": 5, "eval_stride": 7}) == (128, None, None, None, 7)
+
+
+def test_all_keys_that_are_chosen_are_known(completed: Completer, long_text: dict[str, Any]) -> None:
+    given = {"training": {"max_minutes": 5}}
+    found = {**completed(given).chosen, **completed({"data": long_text, **given}).chosen}
     whole = {".".join(key.split(".")[:2]) for key in found}
     assert whole | {"tokenizer.algorithm"} == recipe.chosen_keys()
     assert "if not set" not in render(all_settings("model.norm_eps"))

@@ -74,6 +74,18 @@ def test_overlapping_rows_score_every_token_once(corpus: Corpus, tmp_path: Path,
     assert training.num_samples == -(-corpus.train.num_tokens // 32)
 
 
+def test_held_out_rows_may_be_longer_than_those_of_training(corpus: Corpus, tmp_path: Path) -> None:
+    config = configured(corpus, tmp_path, eval_length=32)
+    config = config.replace(data={**config.data.model_dump(), "max_length": 8})
+    held_out = build_batches(config, corpus.validation, corpus.tokenizer(), evaluation=True)
+    training = build_batches(config, corpus.train, corpus.tokenizer())
+    assert (held_out.max_length, training.max_length) == (32, 8)
+    assert held_out.num_samples == -(-corpus.validation.num_tokens // 32)
+    longer = configured(corpus, tmp_path, eval_length=64)
+    with pytest.raises(ConfigError, match=r"training\.eval_length = 64 is more than model\.max_seq_len = 32"):
+        build_batches(longer, corpus.validation, corpus.tokenizer(), evaluation=True)
+
+
 def test_an_eval_stride_beyond_a_row_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     config = configured(corpus, tmp_path, eval_stride=33)
     with pytest.raises(ConfigError, match=r"training\.eval_stride = 33 is more than the chunk length 32"):

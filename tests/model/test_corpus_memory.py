@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sheepop.model.corpus_index import CorpusIndex
-from sheepop.model.corpus_memory import LEVELS, CorpusMemory
+from sheepop.model.corpus_memory import LEVELS, ROW_LEVELS, CorpusMemory, in_rows
 
 VOCABULARY, LONGEST = 5, 9
 
@@ -18,9 +18,9 @@ def corpus(count: int = 300, seed: int = 0) -> Tensor:
     return torch.randint(0, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def made_memory(tokens: Tensor, longest: int = LONGEST) -> CorpusMemory:
+def made_memory(tokens: Tensor, longest: int = LONGEST, row_length: int = 12) -> CorpusMemory:
     torch.manual_seed(0)
-    return CorpusMemory(CorpusIndex.build(tokens, VOCABULARY, longest)).double()
+    return CorpusMemory(CorpusIndex.build(tokens, VOCABULARY, longest), row_length).double()
 
 
 def followers(tokens: list[int], context: list[int]) -> list[int]:
@@ -75,6 +75,49 @@ def test_levels_are_the_longest_contexts_with_so_many_places() -> None:
                 assert shares == pytest.approx({token: count / len(seen) for token, count in counts.items()})
 
 
+def before_in_row(row: list[int], depths: list[int], place: int, row_length: int) -> list[tuple[int, int]]:
+    """The length of the common context and the place, for each earlier place of a row; longest first, then newest."""
+    found = []
+    for other in range(max(0, place - row_length + 1), place):
+        length, most = 0, min(depths[place], depths[other], other - (place - row_length), 32)
+        while length < most and row[place - length] == row[other - length]:
+            length += 1
+        found.append((length, other))
+    return sorted((each for each in found if each[0]), reverse=True)[:16]
+
+
+@pytest.mark.parametrize("row_length", [3, 12, 60])
+def test_levels_of_the_row_are_the_longest_contexts_that_it_had_so_often(row_length: int) -> None:
+    rows = torch.cat([corpus(2 * 30, seed=1).view(2, 30), torch.zeros(2, 10, dtype=torch.int64)], 1)  # and repetition
+    depths = torch.cat([torch.arange(1, 26), torch.arange(1, 16)]).expand(2, 40)  # a second document begins at 25
+    found = in_rows(rows, depths, row_length)
+    for row in range(2):
+        tokens = rows[row].tolist()
+        for place in range(40):
+            matches = before_in_row(tokens, depths[row].tolist(), place, row_length)
+            for level, least in enumerate(ROW_LEVELS):
+                shortest = matches[least - 1][0] if len(matches) >= least else min(1, len(matches))
+                read = [tokens[other + 1] for length, other in matches if length >= shortest]
+                at = row * 40 + place
+                assert found.lengths[at, level] == shortest
+                assert found.counts[at, level] == len(read)
+                assert [each for each in found.tokens[at, level].tolist() if each >= 0] == read
+
+
+def test_the_last_position_alone_recalls_what_it_recalls_among_all() -> None:
+    memory, rows, depths = made_memory(corpus()), corpus(40, seed=8).view(2, 20), torch.arange(1, 21).expand(2, 20)
+    for whole, last in zip(memory.recall(rows, depths), memory.recall(rows, depths, only_last=True), strict=True):
+        assert torch.equal(whole.unflatten(0, (2, 20))[:, -1], last)
+    # Filling before a row changes nothing.
+    filled = torch.cat([rows[:, :7], rows], 1)
+    for whole, last in zip(
+        memory.recall(filled, torch.cat([torch.zeros(2, 7, dtype=torch.int64), depths], 1), only_last=True),
+        memory.recall(rows, depths, only_last=True),
+        strict=True,
+    ):
+        assert torch.equal(whole, last)
+
+
 def test_corrected_logits_are_a_distribution_and_other_tokens_keep_their_odds() -> None:
     memory, rows = made_memory(corpus()), corpus(20, seed=4)[None]
     logits = torch.randn(20, VOCABULARY + 30, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -97,8 +140,9 @@ def test_a_correction_depends_on_nothing_after_its_token() -> None:
     assert not torch.equal(before.shares[12:], after.shares[12:])
 
 
-def test_without_a_known_context_nothing_is_corrected() -> None:
-    memory = made_memory(torch.zeros(50, dtype=torch.int64))
+@pytest.mark.parametrize("row_length", [0, 12])
+def test_without_a_known_context_nothing_is_corrected(row_length: int) -> None:
+    memory = made_memory(torch.zeros(50, dtype=torch.int64), row_length=row_length)
     logits = torch.randn(3, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     recalled = memory.recall(torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 3]]))
     assert torch.equal(memory(logits, recalled), logits)

@@ -25,7 +25,7 @@ from sheepop.tokenizer import CharTokenizer
 from ..running import train
 from .conftest import Live, tiny_network, wait_for
 from .conftest import tiny as served
-from .test_inside import BROWSER
+from .test_inside import BROWSER, left_by_keys
 
 httpx = pytest.importorskip("httpx")
 PROMPT = "Sheep"
@@ -220,5 +220,8 @@ def test_every_view_shows_the_numbers(live: Live, run: Path) -> None:
         page.goto(f"{live.url}/ui#room=analysis&view=training&run=measured")
         page.get_by_label("Measurement").last.fill("0")
         page.wait_for_selector(f"text={measured[0]['sharpness_share']:.2f} of the limit at step 2")
+        page.wait_for_selector(".uplot")
+        page.locator("h1").click()  # Tab goes on from here
+        assert left_by_keys(page) == []
         browser.close()
     assert wrong == []

@@ -16,10 +16,10 @@ from sheepop.model.corpus_index import LONGEST, CorpusIndex
 from sheepop.model.corpus_memory import CorpusMemory
 
 MEMORY = "memory.safetensors"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of version 1, the gate saw nothing of the row
 # The one key of the metadata, with the version: of several keys, safetensors writes no fixed order.
 _FORMAT = "sheepop-corpus-memory"
-_FOLLOWING, _LONGEST = "following", "longest"
+_FOLLOWING, _LONGEST, _ROW = "following", "longest", "row_length"
 _SMALL = 2**16  # tokens below this are stored in 16 bits
 
 
@@ -33,7 +33,8 @@ def write_memory(directory: Path, memory: CorpusMemory) -> None:
     tensors = {
         name: tensor.detach().cpu().contiguous() for name, tensor in memory.gate.state_dict(prefix="gate.").items()
     }
-    tensors |= {_FOLLOWING: stored, _LONGEST: torch.tensor([memory.index.longest])}
+    numbers = {_LONGEST: memory.index.longest, _ROW: memory.row_length}
+    tensors |= {_FOLLOWING: stored, **{name: torch.tensor([number]) for name, number in numbers.items()}}
     with only_writer(directory):
         with atomic_file(directory / MEMORY, replace=True) as place:
             save_file(tensors, place, metadata={_FORMAT: str(FORMAT_VERSION)})
@@ -67,14 +68,14 @@ def read_memory(directory: Path, vocabulary: int) -> CorpusMemory | None:
         raise CheckpointError(
             f"{path} has format version {version}; this SheepOp reads up to {FORMAT_VERSION}. Install a newer SheepOp."
         )
-    following, length = tensors.pop(_FOLLOWING, None), tensors.pop(_LONGEST, None)
-    longest = int(length) if length is not None and length.numel() == 1 else 0
-    if not 1 <= longest <= LONGEST or not _are_tokens(following, vocabulary):
+    following, numbers = tensors.pop(_FOLLOWING, None), [tensors.pop(name, None) for name in (_LONGEST, _ROW)]
+    longest, row_length = (int(each) if each is not None and each.numel() == 1 else 0 for each in numbers)
+    if not 1 <= longest <= LONGEST or row_length < 0 or not _are_tokens(following, vocabulary):
         raise CheckpointError(
             f"{path} is damaged: it does not list tokens of the model's vocabulary of {vocabulary:,}."
         )
     assert following is not None
-    memory = CorpusMemory(CorpusIndex(following.to(torch.int32), longest))
+    memory = CorpusMemory(CorpusIndex(following.to(torch.int32), longest), row_length)
     gate = {name.removeprefix("gate."): tensor for name, tensor in tensors.items()}
     expected = {name: tensor.shape for name, tensor in memory.gate.state_dict().items()}
     if {name: tensor.shape for name, tensor in gate.items()} != expected:

@@ -241,7 +241,7 @@ class Engine:
         counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
         rows = torch.tensor(uses).repeat_interleave(torch.tensor(counts)).to(logits.device)
         using = [share for share, is_using in zip(shares, uses, strict=True) if is_using]
-        changed = corrected(self._memory, logits[rows], list(contexts(using, self._memory.index.longest)))
+        changed = corrected(self._memory, logits[rows], list(contexts(using, self._memory.window)))
         return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
 
     def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:

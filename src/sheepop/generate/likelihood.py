@@ -285,7 +285,7 @@ class _Reading:
 
     def _contexts_of(self, shares: Sequence[Share]) -> Sequence[Sequence[int]]:
         """The tokens before each prediction that the memory looks at; none without a memory."""
-        return [] if self._memory is None else list(contexts(shares, self._memory.index.longest))
+        return [] if self._memory is None else list(contexts(shares, self._memory.window))
 
     def _judge(
         self,

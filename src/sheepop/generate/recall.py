@@ -13,26 +13,27 @@ from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.head import Correct
 
 
-def contexts(shares: Sequence[Share], longest: int) -> Iterator[Sequence[int]]:
-    """The last tokens, at most `longest`, of the text before each token that these shares predict, in their order."""
+def contexts(shares: Sequence[Share], window: int) -> Iterator[Sequence[int]]:
+    """The last tokens, at most `window`, of the text before each token that these shares predict, in their order."""
     for share in shares:
         for reader, (_, start, count), num_predictions in share.grants:
             end = start + count
             for stop in range(end - num_predictions + 1, end + 1):
-                begin = max(0, stop - longest)
+                begin = max(0, stop - window)
                 known = len(reader.context)
                 yield [*reader.context[begin:stop], *reader.drafts[max(0, begin - known) : max(0, stop - known)]]
 
 
 def corrected(memory: CorpusMemory, logits_RV: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
     """The logits of the tokens after R contexts, corrected by the memory, in float32 or a finer type."""
-    logits_RV, longest = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)), memory.index.longest
-    windows = torch.zeros(len(contexts), longest, dtype=torch.int64)
+    logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    width = max(1, min(memory.window, max(map(len, contexts))))
+    windows = torch.zeros(len(contexts), width, dtype=torch.int64)
     for row, context in enumerate(contexts):
-        tokens = context[-longest:]
-        windows[row, longest - len(tokens) :] = torch.tensor(tokens, dtype=torch.int64)
-    lengths = torch.tensor([min(longest, len(context)) for context in contexts])
-    depths = (torch.arange(1, longest + 1) - longest + lengths[:, None]).clamp(min=0)
+        tokens = context[-width:]
+        windows[row, width - len(tokens) :] = torch.tensor(tokens, dtype=torch.int64)
+    lengths = torch.tensor([min(width, len(context)) for context in contexts])
+    depths = (torch.arange(1, width + 1) - width + lengths[:, None]).clamp(min=0)
     device = logits_RV.device
     recalled = memory.recall(upload(windows, device), upload(depths, device), only_last=True)
     return memory(logits_RV, recalled)

@@ -58,6 +58,14 @@ MOST_ROW_TOKENS = 2048
 _FEW_WEIGHTS = 1_000_000
 _EVAL_TOKENS = 16_384  # held-out tokens of each validation in a run with a budget in minutes
 _MEMORY_CONTEXT = 24  # tokens of the longest context that a memory of the text looks up
+# A model with a memory reads so many tokens: its attention sees as far as the rows that it learns from, the memory sees
+# all of them. It takes this many bytes of text, and that none of these keys is given.
+_READ_TOKENS, _BYTES_TO_READ = 1024, 2_000_000
+_KEYS_OF_ROWS = {
+    "model": {"preset", "max_seq_len", "sliding_window", "short_convolution"},
+    "data": {"max_length"},
+    "training": {"sequence_length_warmup", "eval_length", "eval_stride"},
+}
 
 
 @dataclass(frozen=True)
@@ -285,7 +293,14 @@ def _choices(
     choices["training"] = _training(size, _section(given, "training"))
     length = _size(data, "max_length") or _size({**choices.get("model", {}), **preset, **model}, "max_seq_len")
     if "eval_tokens" in choices["training"] and length and not keeps_model and reads_text:
-        choices["training"] |= {"eval_stride": max(1, length // 2), "memory": {"longest": _MEMORY_CONTEXT}}
+        choices["training"] |= {"memory": {"longest": _MEMORY_CONTEXT}}
+        are_given = any(keys & _section(given, name).keys() for name, keys in _KEYS_OF_ROWS.items())
+        if num_bytes >= _BYTES_TO_READ and not are_given:
+            choices["model"] |= {"max_seq_len": _READ_TOKENS, "sliding_window": length}
+            choices["data"] = {"max_length": length}
+            choices["training"]["eval_length"] = _READ_TOKENS
+        else:
+            choices["training"]["eval_stride"] = max(1, length // 2)
     return _opened(choices, given)
 
 

@@ -1,8 +1,9 @@
-"""A memory of a corpus: corrections to the logits of tokens that followed the same context in the corpus.
+"""A memory of a corpus: corrections to the logits of tokens that followed the same context before.
 
-The memory finds the longest context that the corpus knows, and shorter ones that it knows better. A small network, the
-gate, sees how often a token followed each of them and what the language model makes of it, and corrects the logit of
-that token. All other logits stay, and the softmax makes a distribution of the result.
+The memory finds the longest context that the corpus knows, and shorter ones that it knows better; and it finds the same
+in the row of tokens before a prediction. A small network, the gate, sees how often a token followed each of them and
+what the language model makes of it, and corrects the logit of that token. All other logits stay, and the softmax makes
+a distribution of the result.
 
 Retrieval of what followed in a corpus: Khandelwal et al. 2020 and Liu et al. 2024 (infini-gram). Corrections of logits
 from counts are those of context mixing (Mahoney 2005), for many tokens in place of two bits.
@@ -17,9 +18,12 @@ from torch import Tensor, nn
 
 from sheepop.model.corpus_index import CorpusIndex
 
-# A level is the longest context that the corpus has at least so often.
+# A level is the longest context that the corpus has at least so often, or that the row has.
 LEVELS = (1, 3, 12, 48)
-_SAMPLES = 16  # places of each level that are read, evenly spaced
+ROW_LEVELS = (1, 3)
+_ROW_LONGEST = 32  # tokens of the longest context that is looked for in the row
+_SAMPLES = 16  # places of each level that are read: of the corpus evenly spaced, of the row the best and newest
+_NOTHING = -1
 _CANDIDATES = 16  # tokens of a position that are corrected
 _HIDDEN = 32
 
@@ -60,22 +64,51 @@ class Expected(NamedTuple):
         return Expected(*(each[chosen] for each in self))
 
 
-class CorpusMemory(nn.Module):
-    """Corrects the logits of a language model by an index of its training text; see the module."""
+class Places(NamedTuple):
+    """The tokens that were read for N positions at J levels, S at most: `tokens` (N, J, S), -1 for none.
 
-    def __init__(self, index: CorpusIndex) -> None:
+    `lengths` (N, J) are the tokens of the context, `counts` the number of its places.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    counts: Tensor
+
+
+class CorpusMemory(nn.Module):
+    """Corrects the logits of a language model by an index of its training text and by the row itself; see the module.
+
+    Of the row, the `row_length` tokens before a prediction are searched. With 0 only the corpus is.
+    """
+
+    def __init__(self, index: CorpusIndex, row_length: int = 0) -> None:
         super().__init__()
         self.index = index
-        size = 3 + len(LEVELS) * 8
+        self.row_length = row_length
+        size = 3 + (len(LEVELS) + (len(ROW_LEVELS) if row_length else 0)) * 8
         self.gate = nn.Sequential(
             nn.Linear(size, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, 1)
         )
+
+    @property
+    def window(self) -> int:
+        """The tokens before a prediction that the memory looks at."""
+        return max(self.index.longest, self.row_length)
 
     def recall(self, input_ids: Tensor, depths: Tensor, *, only_last: bool = False) -> Recalled:
         """What followed the contexts that end with each of `input_ids` (B, T), as N = B T positions.
 
         A context has at most `depths` (B, T) tokens. With `only_last` there are B positions, the last of each row.
         """
+        found = self._in_corpus(input_ids, depths, only_last)
+        if self.row_length:
+            in_row = in_rows(input_ids, depths, self.row_length, only_last=only_last)
+            found = Places(*(torch.cat(pair, 1) for pair in zip(found, in_row, strict=True)))
+        return _each_once(found)
+
+    def _in_corpus(self, input_ids: Tensor, depths: Tensor, only_last: bool) -> Places:
+        if only_last:
+            input_ids, depths = input_ids[:, -self.index.longest :], depths[:, -self.index.longest :]
         begins = input_ids.new_zeros(len(LEVELS), *input_ids.shape)
         ends, lengths = torch.zeros_like(begins), torch.zeros_like(begins)
         for length, (begin, end) in enumerate(self.index.find(input_ids, depths), start=1):
@@ -86,34 +119,13 @@ class CorpusMemory(nn.Module):
                 lengths[level].masked_fill_(known, length)
         if only_last:
             begins, ends, lengths = (bounds[..., -1:] for bounds in (begins, ends, lengths))
-        begins, ends, lengths = (bounds.flatten(1).t() for bounds in (begins, ends, lengths))
-        return self._read(begins, ends, lengths)
-
-    def _read(self, begins_NJ: Tensor, ends_NJ: Tensor, lengths_NJ: Tensor) -> Recalled:
+        begins_NJ, ends_NJ, lengths_NJ = (bounds.flatten(1).t() for bounds in (begins, ends, lengths))
         counts_NJ = ends_NJ - begins_NJ
         steps = torch.arange(_SAMPLES, device=begins_NJ.device)
         spread = torch.where(counts_NJ[..., None] > _SAMPLES, steps * counts_NJ[..., None] // _SAMPLES, steps)
-        is_read = spread < counts_NJ[..., None]
         places = (begins_NJ[..., None] + spread).clamp(max=len(self.index.following) - 1)
-        nothing = -1
-        read_NJS = self.index.following[places].long().masked_fill(~is_read, nothing)
-        totals_NJ = is_read.sum(-1)
-        ordered = read_NJS.sort(-1).values
-        changes = torch.ones_like(ordered, dtype=torch.bool)
-        changes[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-        kinds_NJ = (changes & (ordered != nothing)).sum(-1)
-        # Each token once: sorted, with repetitions and nothing last.
-        flat = read_NJS.flatten(1).sort(-1).values
-        repeats = torch.zeros_like(flat, dtype=torch.bool)
-        repeats[:, 1:] = flat[:, 1:] == flat[:, :-1]
-        distinct = flat.masked_fill(repeats, nothing).sort(-1, descending=True).values
-        shares = torch.stack(
-            [(distinct[:, :, None] == read_NJS[:, level, None]).sum(-1) for level in range(len(LEVELS))], -1
-        ) / totals_NJ[:, None].clamp(min=1)
-        shares = shares.masked_fill((distinct == nothing)[..., None], 0)
-        best = shares.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :_CANDIDATES]
-        tokens, shares = distinct.gather(1, best), shares.gather(1, best[..., None].expand(-1, -1, len(LEVELS)))
-        return Recalled(tokens.clamp(min=0), shares, lengths_NJ, counts_NJ, kinds_NJ)
+        tokens_NJS = self.index.following[places].long().masked_fill(spread >= counts_NJ[..., None], _NOTHING)
+        return Places(tokens_NJS, lengths_NJ, counts_NJ)
 
     def corrections(self, recalled: Recalled, expected: Expected) -> Tensor:
         """What is added to the logits of the recalled tokens (N, C); 0 for a place without a token."""
@@ -144,3 +156,64 @@ class CorpusMemory(nn.Module):
         """The corrected logits."""
         expected = Expected.of(logits_NV.log_softmax(-1), recalled)
         return logits_NV.scatter_add(1, recalled.tokens, self.corrections(recalled, expected).to(logits_NV.dtype))
+
+
+def in_rows(input_ids: Tensor, depths: Tensor, row_length: int, *, only_last: bool = False) -> Places:
+    """What followed, in the row itself, the contexts that end with each of `input_ids` (B, T), as N = B T positions.
+
+    A level is the longest context that ended at least so often in the `row_length` tokens before the prediction. The
+    places with the longest contexts are read, and the newest of equal ones.
+    """
+    count, device = input_ids.shape[1], input_ids.device
+    queries = 1 if only_last else count
+    places, at = torch.arange(count, device=device), torch.arange(count - queries, count, device=device)[:, None]
+    is_equal_BQT = input_ids[:, -queries:, None] == input_ids[:, None]
+    is_equal_BQT &= (places < at) & (places > at - row_length)
+    row, query, place = is_equal_BQT.nonzero(as_tuple=True)
+    # The tokens that are compared lie in the documents of the query and of the place, and in the window of the query.
+    most = depths[row, query + count - queries].minimum(depths[row, place])
+    most = most.minimum(place - query - count + queries + row_length).clamp(max=_ROW_LONGEST)
+    flat, there, back = input_ids.flatten(), row * count + place, query + count - queries - place
+    lengths, alive = torch.zeros_like(place), torch.arange(len(place), device=device)
+    for distance in range(_ROW_LONGEST):
+        alive = alive[most[alive] > distance]
+        earlier = there[alive] - distance
+        alive = alive[flat[earlier] == flat[earlier + back[alive]]]
+        if not len(alive):
+            break
+        lengths[alive] += 1
+    position = row * queries + query
+    order = ((position * (_ROW_LONGEST + 1) + _ROW_LONGEST - lengths) * count + back).argsort()
+    rank = torch.arange(len(order), device=device) - torch.searchsorted(position, position)  # positions ascend
+    is_kept = rank < _SAMPLES
+    slots, kept = (position[is_kept], rank[is_kept]), order[is_kept]
+    lengths_NS = input_ids.new_zeros(len(input_ids) * queries, _SAMPLES).index_put(slots, lengths[kept])
+    tokens_NS = torch.zeros_like(lengths_NS).index_put(slots, flat[there[kept] + 1])
+    # With fewer places than a level asks for, it has the context of one token.
+    lengths_NJ = torch.stack([lengths_NS[:, least - 1] for least in ROW_LEVELS], 1)
+    lengths_NJ = lengths_NJ.clamp(min=1) * (lengths_NS[:, :1] > 0)
+    is_read = (lengths_NS[:, None] >= lengths_NJ[..., None]) & (lengths_NS[:, None] > 0)
+    return Places(tokens_NS[:, None].masked_fill(~is_read, _NOTHING), lengths_NJ, is_read.sum(-1))
+
+
+def _each_once(found: Places) -> Recalled:
+    """The tokens of the places of all levels, each once, the likeliest first."""
+    read_NJS = found.tokens
+    num_levels = read_NJS.shape[1]
+    ordered = read_NJS.sort(-1).values
+    changes = torch.ones_like(ordered, dtype=torch.bool)
+    changes[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    kinds_NJ = (changes & (ordered != _NOTHING)).sum(-1)
+    # Each token once: sorted, with repetitions and nothing last.
+    flat = read_NJS.flatten(1).sort(-1).values
+    repeats = torch.zeros_like(flat, dtype=torch.bool)
+    repeats[:, 1:] = flat[:, 1:] == flat[:, :-1]
+    distinct = flat.masked_fill(repeats, _NOTHING).sort(-1, descending=True).values
+    totals_NJ = (read_NJS != _NOTHING).sum(-1)
+    shares = torch.stack(
+        [(distinct[:, :, None] == read_NJS[:, level, None]).sum(-1) for level in range(num_levels)], -1
+    ) / totals_NJ[:, None].clamp(min=1)
+    shares = shares.masked_fill((distinct == _NOTHING)[..., None], 0)
+    best = shares.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :_CANDIDATES]
+    tokens, shares = distinct.gather(1, best), shares.gather(1, best[..., None].expand(-1, -1, num_levels))
+    return Recalled(tokens.clamp(min=0), shares, found.lengths, found.counts, kinds_NJ)

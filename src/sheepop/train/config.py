@@ -236,6 +236,9 @@ class TrainingConfig(Config):
     eval_tokens: MayChange[Count | None] = None
     """Tokens of the held-out text per validation during training; `null` means all. The scoring at the end uses all, or
     with `max_minutes` at most what a fifth of the minutes allow."""
+    eval_length: MayChange[Count | None] = None
+    """Tokens of a row of held-out text, and of the reserved text of `memory`; `null` means rows as in training. A
+    network whose attention has a window learns from rows as long as the window, and predicts longer ones."""
     eval_stride: MayChange[Count | None] = None
     """Tokens between the beginnings of two held-out rows, at most the length of a row; `null` means that length. With
     fewer, rows overlap: every token is still scored once, but with more context."""

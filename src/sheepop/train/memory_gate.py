@@ -66,7 +66,7 @@ def build_memory(
     """
     reserved, vocabulary = reserved_documents(split, config, seed), model.config.vocabulary
     known = _held(other_documents(split, reserved), config, seed)
-    memory = CorpusMemory(CorpusIndex.build(known, vocabulary, config.longest)).to(model.device)
+    memory = CorpusMemory(CorpusIndex.build(known, vocabulary, config.longest), max_length).to(model.device)
     rows = PackedBatches(DocumentView(split, reserved), max_length=max_length, pad_id=pad_id)
     train_gate(memory, observe(memory, model, rows, precision), seed)
     everything = _held(DocumentView(split, np.arange(split.num_documents)), config, seed)

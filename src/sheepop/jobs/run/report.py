@@ -273,7 +273,7 @@ def _context(config: SheepOpConfig) -> str:
     stride = config.training.eval_stride
     if stride is None:
         return ""
-    length = config.data.max_length or config.model.max_seq_len
+    length = config.training.eval_length or config.data.max_length or config.model.max_seq_len
     return (
         f" Rows overlap, so each token is predicted from at least {length - stride:,} tokens before it, or from all "
         "there are."

@@ -224,13 +224,13 @@ def _chosen(config: SheepOpConfig) -> dict[str, Any]:
 def _check_training(config: SheepOpConfig) -> None:
     """Raises `ConfigError` for training settings that the layout does not support."""
     parallel, training = config.parallel, config.training
-    lengths = [config.data.max_length or config.model.max_seq_len, *dict(training.sequence_length_warmup).values()]
-    for length in lengths:
+    whole = config.data.max_length or config.model.max_seq_len
+    for length in (whole, training.eval_length or whole, *dict(training.sequence_length_warmup).values()):
         if length % (parallel.tensor * parallel.context):
             raise ConfigError(
-                f"Rows of {length} tokens (data.max_length, model.max_seq_len, training.sequence_length_warmup) cannot "
-                f"be shared evenly by parallel.tensor = {parallel.tensor} times parallel.context = {parallel.context} "
-                "ranks. Use a multiple."
+                f"Rows of {length} tokens (data.max_length, model.max_seq_len, training.sequence_length_warmup, "
+                f"training.eval_length) cannot be shared evenly by parallel.tensor = {parallel.tensor} times "
+                f"parallel.context = {parallel.context} ranks. Use a multiple."
             )
     if parallel.context_method == "ring" and config.data.packing:
         raise ConfigError(

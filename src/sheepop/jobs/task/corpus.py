@@ -190,7 +190,7 @@ class CorpusTask(Task):
             self.corpus.train,
             settings,
             seed=self.config.seed,
-            max_length=self.batches().max_length,
+            max_length=self.config.training.eval_length or self.batches().max_length,
             pad_id=self.tokenizer().filler_id,
             precision=self.config.training.precision,
         )

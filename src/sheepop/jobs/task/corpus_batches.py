@@ -127,18 +127,21 @@ def build_batches(
 ) -> TextBatches:
     """Batches of a split by `data.packing`, `data.max_length` and `data.stride`; pairs for an encoder-decoder.
 
-    For `evaluation` every token is counted once, also if rows overlap (`training.eval_stride`).
+    For `evaluation`, rows have `training.eval_length` tokens, and every token is counted once, also if they overlap
+    (`training.eval_stride`).
     """
-    max_length = config.data.max_length or config.model.max_seq_len
+    length, overlapping = (config.training.eval_length, config.training.eval_stride) if evaluation else (None, None)
+    max_length = length or config.data.max_length or config.model.max_seq_len
     if max_length > config.model.max_seq_len:
+        key = "training.eval_length" if length else "data.max_length"
         raise ConfigError(
-            f"data.max_length = {max_length} is more than model.max_seq_len = {config.model.max_seq_len}. "
+            f"{key} = {max_length} is more than model.max_seq_len = {config.model.max_seq_len}. "
             "Lower the first or raise the second."
         )
-    overlapping = config.training.eval_stride if evaluation else None
     if reads_pairs(config):
-        if overlapping is not None:
-            raise ConfigError("training.eval_stride is for held-out texts; pairs are scored whole. Leave it out.")
+        for name, given in (("eval_length", length), ("eval_stride", overlapping)):
+            if given is not None:
+                raise ConfigError(f"training.{name} is for held-out texts; pairs are scored whole. Leave it out.")
         return PairBatches(
             split,
             max_length=max_length,

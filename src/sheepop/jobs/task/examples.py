@@ -47,7 +47,7 @@ _ROW_UNIT = 64
 # The settings under `data` that a run on examples reads, and those under `training` that are about text.
 _DATA_KEYS = {"paths", "validation_fraction", "packing", "max_length"}
 _CURRICULUM = {"curriculum", "difficulty", "curriculum_epochs", "curriculum_jitter"}
-_TEXT_KEYS = {*_CURRICULUM, "sequence_length_warmup", "initial_embeddings", "eval_stride"}
+_TEXT_KEYS = {*_CURRICULUM, "sequence_length_warmup", "initial_embeddings", "eval_length", "eval_stride"}
 # Only the cross-entropy of labels reads these.
 _OF_LABELS = {"training.objective", "training.z_loss", "training.label_smoothing"}
 

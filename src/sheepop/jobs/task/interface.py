@@ -206,8 +206,13 @@ class Task(ABC):
 
     @property
     def evaluation_batch(self) -> int:
-        """The number of rows in a forward pass of validation."""
-        return self.config.training.micro_batch_size or self.config.training.global_batch_size
+        """The number of rows in a forward pass of validation: about as many tokens as in training."""
+        training = self.config.training
+        rows = training.micro_batch_size or training.global_batch_size
+        if training.eval_length is None:
+            return rows
+        length = self.config.data.max_length or self.config.model.max_seq_len
+        return max(1, rows * length // training.eval_length)
 
     def sample_prompts(self) -> Sequence[str | Sequence[int]]:
         """The prompts that the model continues during training, as text or tokens."""
