@@ -7,6 +7,7 @@ import pytest
 from sheepop.core.config import dump_config, parse_config, validate
 from sheepop.core.errors import ConfigError
 from sheepop.generate import GenerationConfig
+from sheepop.generate.config import requested
 
 
 def test_the_defaults_are_those_that_read_well() -> None:
@@ -51,6 +52,15 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(key: str, value: object,
         validate(GenerationConfig, {key: value})
     assert str(caught.value).startswith(key)
     assert words in str(caught.value)
+
+
+def test_memory_and_cache_are_used_unless_a_request_says_otherwise() -> None:
+    for found, expected in (
+        (requested(), (True, True)),
+        (requested(memory=False), (False, True)),
+        (requested(memory=True, cache=False), (True, False)),
+    ):
+        assert (found.use_memory, found.use_cache) == expected
 
 
 def test_a_data_type_for_no_cache_is_refused() -> None:

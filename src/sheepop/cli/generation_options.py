@@ -129,6 +129,9 @@ DraftModel = Annotated[
         show_default="repeats in the text",
     ),
 ]
+NoMemory = Annotated[
+    bool, typer.Option("--no-memory", help="Leave the memory of the training text, if the model has one, aside.")
+]
 NoCache = Annotated[bool, _speed("--no-cache", help="Recompute keys and values for each token.")]
 CacheDtype = Annotated[
     Literal["auto", "int8", "fp8"] | None,

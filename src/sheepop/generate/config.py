@@ -55,6 +55,7 @@ class Settings(TypedDict, total=False):
     grammar: str | None
     guesses: int | None
     window: bool
+    memory: bool
     cache: bool
     cache_dtype: CacheDtype | None
     batch_invariant: bool
@@ -94,8 +95,9 @@ def requested(**settings: Unpack[Settings]) -> GenerationConfig:
         given["on_overflow"] = "window"
     elif "max_new_tokens" not in given and not searches:
         given["on_overflow"] = "slide"
-    if given.pop("cache", True) is False:
-        given["use_cache"] = False
+    for name in ("memory", "cache"):
+        if given.pop(name, True) is False:
+            given[f"use_{name}"] = False
     if "beams" in given:
         given["num_beams"] = given.pop("beams")
     return validate(GenerationConfig, given)
