@@ -334,6 +334,7 @@ def test_an_arena_with_one_model_offers_others(browser: Any, tmp_path: Path, mon
         page.get_by_text("Saved in").wait_for()
         names = page.locator(".answer h3 b").all_inner_texts()
         assert sorted(names) == ["model", "plain"]
+        assert page.locator(".written .plain").count() == 2  # without a chat template text is continued, not Markdown
         page.close()
     finally:
         server.close()

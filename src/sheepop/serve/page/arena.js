@@ -38,7 +38,7 @@ export async function open(page) {
   }
 
   async function write(round, side, into, signal) {
-    const shown = answer(into, { isPlain: () => false });
+    const shown = answer(into, { isPlain: () => !arena.chats });
     try {
       for await (const event of events(`/ui/arena/rounds/${round}/${side}`, {}, signal)) {
         shown.add(event.text);
