@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data import Batch, Batches
-from sheepop.data.batches import IGNORED_LABEL, WholeRows, check_cutting, check_indices
+from sheepop.data.batches import IGNORED_LABEL, PaddedRows, WholeRows, check_cutting, check_indices
 from sheepop.posttrain.example_store import ExampleSplit, Learnt
 
 
@@ -57,19 +57,6 @@ class PackedExamples:
         return batch_of(rows, self.max_length, self._pad_id)
 
 
-@dataclass(frozen=True, eq=False)
-class PaddedRows(WholeRows):
-    """One example a row; `lengths` (B,) counts its tokens without the padding at the end."""
-
-    lengths: NDArray[np.int64]
-
-    def rows(self, chosen: NDArray[np.int64] | slice) -> PaddedRows:
-        """Selects examples and cuts off the padding that all of them share."""
-        lengths = self.lengths[chosen]
-        cut = (array[chosen][:, : int(lengths.max(initial=1))] for array in self._arrays())
-        return PaddedRows(*cut, self.has_boundaries, lengths)
-
-
 class PaddedExamples:
     """Sample i is example i, padded to the longest of its batch."""
 
@@ -85,11 +72,10 @@ class PaddedExamples:
 
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
-        indices = check_indices(sample_indices, self.num_samples)
-        examples = [[self._split.example(index)] for index in indices.tolist()]
-        lengths = np.array([len(example.ids) for (example,) in examples], dtype=np.int64)
-        made = batch_of(examples, int(lengths.max(initial=1)), self._pad_id)
-        return PaddedRows(made.input_ids, made.labels, made.positions, made.document_ids, False, lengths)
+        indices = check_indices(sample_indices, self.num_samples).tolist()
+        lengths = self._split.lengths[indices]
+        made = batch_of([[self._split.example(index)] for index in indices], int(lengths.max(initial=1)), self._pad_id)
+        return PaddedRows.of(made, lengths)
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
