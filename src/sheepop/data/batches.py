@@ -263,13 +263,15 @@ class PaddedRows(WholeRows):
     @classmethod
     def of(cls, batch: Batch, lengths: NDArray[np.int64]) -> PaddedRows:
         """The rows of `batch`."""
-        return cls(*batch._arrays(), batch.has_boundaries, lengths)
+        input_ids, labels, positions, document_ids = batch._arrays()
+        return cls(input_ids, labels, positions, document_ids, batch.has_boundaries, lengths)
 
     def rows(self, chosen: NDArray[np.int64] | slice) -> PaddedRows:
         """The chosen rows, in the given order, without the padding that all of them share."""
         lengths = self.lengths[chosen]
-        arrays = (array[chosen][:, : int(lengths.max(initial=1))] for array in self._arrays())
-        return PaddedRows(*arrays, self.has_boundaries, lengths)
+        cut = (array[chosen][:, : int(lengths.max(initial=1))] for array in self._arrays())
+        input_ids, labels, positions, document_ids = cut
+        return PaddedRows(input_ids, labels, positions, document_ids, self.has_boundaries, lengths)
 
 
 @dataclass(frozen=True, eq=False)

@@ -168,10 +168,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         now = weight and ctx.deferred is None and not ctx.later
         gradients = ProjectionGradients(chunks, hidden_ND, (hidden, now, low, up))
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
-        deferred = ctx.deferred is not None
-        for found, *chunk in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms, deferred=deferred):
+        computed = _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms, deferred=ctx.deferred is not None)
+        for found, rows, logits_RV, hidden_RD, learnt in computed:
             sums += found
-            gradients.add(*chunk)
+            gradients.add(rows, logits_RV, hidden_RD, learnt)
         ctx.gradients, ctx.learnt = gradients.results(weight_VD, up_VR), gradients.learnt()
         if ctx.later:
             ctx.save_for_backward(hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast)
@@ -196,7 +196,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             how, terms, dtype = ctx.how
             chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how["memory"], low_NR, up_VR)
             of_weight = WeightGradient(chunks, chunks.memory, chunks.memory.sum_so_far(weight_VD))
-            for _, _, logits_RV, hidden_RD, _ in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
+            computed = _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms)
+            for _sums, _rows, logits_RV, hidden_RD, _learnt in computed:
                 of_weight.add(logits_RV.mul_(grad_objective), hidden_RD, weight_VD)
             gradients[1] = of_weight.result(weight_VD)
         return *gradients, None, None, None, None
@@ -221,10 +222,10 @@ def _gradients_of_chunks(
             elif deferred:
                 weights_R = -torch.ones_like(labels_R, dtype=chunks.exact)
                 log_sum_R = torch.empty_like(weights_R)
-                for part, *by_row in chunks.blocks(logits_RV, labels_R, log_sum_R, weights_R):
-                    label_R, by_row[1][:] = _fused_sums(part, by_row[0], soft_cap, chunks.exact)
-                    weighted_gradients(part, *by_row, soft_cap, chunks.exact)
-                    sums += (by_row[1] - label_R).sum()
+                for part, wanted, total, weights in chunks.blocks(logits_RV, labels_R, log_sum_R, weights_R):
+                    label_R, total[:] = _fused_sums(part, wanted, soft_cap, chunks.exact)
+                    weighted_gradients(part, wanted, total, weights, soft_cap, chunks.exact)
+                    sums += (total - label_R).sum()
                 learnt = PositionsLearnt(hidden_RD, labels_R, log_sum_R, weights_R)
             else:
                 for part, wanted in chunks.blocks(logits_RV, labels_R):
