@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.model import IGNORE_INDEX
-from sheepop.model.logits import LossMemory
+from sheepop.model.logits import LogitChunks, LossMemory, Places
 from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
 
 N, D, V = 12, 6, 9
@@ -128,6 +128,33 @@ def test_a_head_that_is_also_the_embedding_gets_both_gradients_in_the_memory_giv
     found = linear_log_probabilities(F.embedding(ids, weight), weight, labels, memory=memory)
     torch.testing.assert_close(torch.autograd.grad(found, weight, weighting), (expected,))
     assert memory.gradient is None
+
+
+def test_logits_that_are_still_in_memory_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, labels, weighting = inputs()
+    expected = torch.autograd.grad(by_formula(hidden, weight, labels), (hidden, weight), weighting)
+    computed, computes = [], LogitChunks.logits
+
+    def counted(chunks: LogitChunks, hidden_RD: Tensor, rows: Places) -> Tensor:
+        computed.append(len(hidden_RD))
+        return computes(chunks, hidden_RD, rows)
+
+    monkeypatch.setattr(LogitChunks, "logits", counted)
+    memory = LossMemory()
+    found = linear_log_probabilities(hidden, weight, labels, chunk_bytes=5 * V * 8, memory=memory)
+    assert computed == [4, 4]  # eight labels
+    first = torch.autograd.grad(found, (hidden, weight), weighting, retain_graph=True)
+    assert computed == [4, 4, 4]  # one of the two chunks, in whose memory the gradients are now
+    again = torch.autograd.grad(found, (hidden, weight), weighting)
+    assert computed == [4, 4, 4, 4, 4]
+    found = linear_log_probabilities(hidden, weight, labels, chunk_bytes=5 * V * 8, memory=memory)
+    linear_log_probabilities(2 * hidden, weight, labels, chunk_bytes=5 * V * 8, memory=memory)
+    computed.clear()
+    overwritten = torch.autograd.grad(found, (hidden, weight), weighting)
+    assert computed == [4, 4]
+    for gradients in (first, again, overwritten):
+        torch.testing.assert_close(gradients, expected)
+        assert all(torch.equal(one, other) for one, other in zip(gradients, first, strict=True))
 
 
 def test_no_tensor_is_larger_than_a_chunk_and_little_is_kept() -> None:

@@ -160,6 +160,17 @@ def test_padded_rows_are_as_long_as_the_longest_of_their_batch_and_a_plan_takes_
     assert (batch.input_ids.shape, rows.max_length) == ((2, 5), 9)
 
 
+def test_micro_batches_of_padded_rows_have_no_padding_that_all_of_their_rows_share() -> None:
+    rows = PaddedExamples(split_of([[True] * 3, [True] * 9, [True] * 5, [True] * 2]), max_length=16, pad_id=0)
+    batch = rows.batch(np.arange(4))
+    step = PreparedStep.of(batch, 2, NextToken(), device="cpu")
+    assert [piece.labels.shape for piece in step.micro_batches] == [(2, 9), (2, 5)]
+    assert (step.num_tokens, step.num_reported, step.num_computed) == (15, 15, 28)
+    for number, piece in enumerate(step.micro_batches):
+        for whole, cut in ((batch.input_ids, piece.inputs["input_ids"]), (batch.labels, piece.labels)):
+            assert cut.tolist() == whole[2 * number : 2 * number + 2, : cut.shape[1]].tolist()
+
+
 def test_the_loss_of_packed_examples_is_that_of_each_alone() -> None:
     generator = np.random.default_rng(1)
     split = split_of([(generator.random(length) < 0.6).tolist() for length in (5, 9, 3, 12, 7, 1, 8)])

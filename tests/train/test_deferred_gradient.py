@@ -7,21 +7,47 @@ from typing import Any
 import pytest
 import torch
 
-from sheepop.model import IGNORE_INDEX, LossTerms, Transformer, deferred_gradient, logits
+from sheepop.model import IGNORE_INDEX, LossSums, LossTerms, Transformer, deferred_gradient, logits
 from sheepop.train import TrainingConfig, build_optimizers
 from sheepop.train.evaluation_weights import TrainedWeights
 from sheepop.train.objective import NextToken, Objective
-from sheepop.train.placement import OneDevice
+from sheepop.train.placement import Network, OneDevice
 from sheepop.train.step import StepRunner
+from sheepop.train.tensor_batch import TensorBatch
 
 from .test_placement import expected_gradients, make_model, prepared
 
+# How many rows of gradients of logits a step keeps, and how often a product of positions counts; 0 chooses it.
+WAYS = {
+    "nothing kept, norm of the gradient": (0, 1000),
+    "nothing kept, norm by positions": (0, 0),
+    "some kept, norm of the gradient": (40, 1000),
+    "some kept, norm by positions": (40, 0),
+    "all kept, norm by positions": (1000, 0),
+}
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture(autouse=True, params=WAYS.values(), ids=WAYS)
+def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    kept_rows, cost = request.param
     monkeypatch.setattr(logits, "_LARGE", 1)
+    monkeypatch.setattr(logits, "kept_rows", lambda *_: kept_rows)
     monkeypatch.setattr(deferred_gradient, "_TOKENS", 5)  # of 23
     monkeypatch.setattr(deferred_gradient, "_POSITIONS", 7)  # of 30 or more
+    monkeypatch.setattr(deferred_gradient, "_SIDE", 8)
+    monkeypatch.setattr(deferred_gradient, "_EXACT_COST", cost)
+
+
+class Opposed(NextToken):
+    """Pairs of the same label after nearly the same hidden state, with weights that nearly cancel out."""
+
+    def loss_sums(self, network: Network, batch: TensorBatch) -> LossSums:
+        hidden = network.hidden_states(batch.inputs)
+        labels = batch.labels.repeat_interleave(2, 1)[:, : hidden.shape[1]]
+        log_p = network.head.log_probabilities(hidden[:, :1] + 0.01 * hidden, labels)
+        signs = torch.where(torch.arange(log_p.shape[1]) % 2 == 0, 1.0, -1.01)
+        total = (log_p * signs).sum()
+        return LossSums(total, total.detach())
 
 
 def runner_of(
@@ -94,6 +120,21 @@ def test_steps_and_the_optimizers_state_are_those_of_the_whole_gradient(
                 torch.testing.assert_close(states[1][number][slot], value, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_norm_is_that_of_the_blocks_in_float64_where_positions_cancel_out(tied: bool) -> None:
+    model = make_model(tied=tied)
+    runner = runner_of(model, Opposed())
+    found = runner.gradients(prepared(6, 2))
+    deferred = runner.placement.deferred
+    assert deferred is not None
+    whole = torch.cat([block for _, block in deferred.blocks()]).double()
+    rest = [each.grad.double() for each in model.parameters() if each is not model.lm_head.weight]  # type: ignore[union-attr]
+    expected = torch.linalg.vector_norm(torch.cat([each.flatten() for each in (whole, *rest)]))
+    assert found.norm.item() == pytest.approx(expected.item(), rel=1e-6)
+    apart = sum((each.weights.abs() * each.hidden.norm(dim=1)).sum() for each in deferred._learnt.positions)
+    assert whole.norm() < 0.1 * apart
+
+
 def test_gradients_that_something_else_computes_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = NextToken(LossTerms(z_loss=0.1, label_smoothing=0.2))  # of which log-probabilities alone say too little
     models = make_model(), make_model()
@@ -130,5 +171,5 @@ def test_positions_without_labels_are_not_kept() -> None:
     runner.gradients(step)
     deferred = runner.placement.deferred
     assert deferred is not None
-    kept = sum(len(learnt.labels) for learnt in deferred._learnt)
+    kept = sum(len(learnt.labels) for learnt in deferred._learnt.positions)
     assert kept == sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in step.micro_batches)

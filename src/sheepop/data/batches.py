@@ -255,6 +255,26 @@ class WholeRows(Batch):
 
 
 @dataclass(frozen=True, eq=False)
+class PaddedRows(WholeRows):
+    """One text a row; `lengths` (B,) counts its tokens without the padding at the end."""
+
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: Batch, lengths: NDArray[np.int64]) -> PaddedRows:
+        """The rows of `batch`."""
+        input_ids, labels, positions, document_ids = batch._arrays()
+        return cls(input_ids, labels, positions, document_ids, batch.has_boundaries, lengths)
+
+    def rows(self, chosen: NDArray[np.int64] | slice) -> PaddedRows:
+        """The chosen rows, in the given order, without the padding that all of them share."""
+        lengths = self.lengths[chosen]
+        cut = (array[chosen][:, : int(lengths.max(initial=1))] for array in self._arrays())
+        input_ids, labels, positions, document_ids = cut
+        return PaddedRows(input_ids, labels, positions, document_ids, self.has_boundaries, lengths)
+
+
+@dataclass(frozen=True, eq=False)
 class PairBatch(WholeRows):
     """Targets (B, T) as in `Batch`, and their sources (B, S) int64; `source_mask` (B, S) is False at padding."""
 

@@ -1,8 +1,9 @@
 """The gradient of a large output weight, computed when it is read, for some tokens of the vocabulary at a time.
 
 With weights w_n of the log-probabilities of the labels y_n, the row of token v in the gradient is
-``sum_n w_n (1[y_n = v] - p_nv) h_n``. It follows from the hidden states h and one log-sum-exp for each position, which
-take far less memory than the gradient (V, D) if a step learns fewer than V tokens. The logits are computed again.
+``sum_n g_nv h_n``, where ``g_nv = w_n (1[y_n = v] - p_nv)`` is the gradient of a logit. It follows from the hidden
+states h and one log-sum-exp for each position, which take far less memory than the gradient (V, D) if a step learns
+fewer than V tokens. The gradients of logits that are no longer in memory are computed again.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ import torch
 from torch import Tensor
 
 from sheepop.model.head import OutputHead
-from sheepop.model.logits import LogitChunks, LossMemory, PositionsLearnt, WeightGradient
+from sheepop.model.logits import LearntInStep, LogitChunks, LossMemory, PositionsLearnt, WeightGradient
 from sheepop.model.loss import weighted_gradients
 
 # Tokens of the vocabulary whose gradient exists at a time, and the positions whose logits of them do.
-_TOKENS = 8192
+_TOKENS = 4096
 _POSITIONS = 1024
+# Positions whose products with all positions before them are computed together.
+_SIDE = 64
+# A product in float64, whose factors are copied, takes the time of about three.
+_EXACT_COST = 3
 
 
 class DeferredGradient:
     """The gradient of the weight (V, D) of `head` in one step, as blocks of rows; the weight itself has no `grad`.
 
-    Between `begin` and `clear` the log-probabilities of the head leave behind what it follows from. Parts that
-    something else computed are given to `add`.
+    Between `begin` and `clear` the losses of the head leave behind what it follows from. Parts that something else
+    computed are given to `add`.
     """
 
     def __init__(self, head: OutputHead) -> None:
@@ -33,7 +38,7 @@ class DeferredGradient:
         self.is_active = False
         self._head = head
         self._memory = LossMemory()
-        self._learnt: list[PositionsLearnt] = []
+        self._learnt = LearntInStep()
         self._parts: list[Tensor] = []
         self._factor = 1.0
 
@@ -60,34 +65,89 @@ class DeferredGradient:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """The norm of the gradient."""
+        """The norm of the gradient, from products of positions where these cost less than the gradient itself."""
+        count = sum(len(learnt.labels) for learnt in self._learnt.positions)
+        is_sparse = all(part.is_sparse for part in self._parts)
+        # Products of pairs of R positions cost R (R + side) / 2 V operations, and the gradient R D V.
+        if is_sparse and count and _EXACT_COST * (count + _SIDE) / 2 < self.weight.shape[1]:
+            return self._norm_by_positions(count)
         norms = [torch.linalg.vector_norm(gradient) for _, gradient in self.blocks()]
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yields slices of the V rows with their gradient; rows of the weight may change once they were yielded."""
-        for start in range(0, len(self.weight), _TOKENS):
-            rows = slice(start, min(len(self.weight), start + _TOKENS))
+        for rows in self._slices():
             gradient = torch.zeros_like(self.weight[rows])
-            for learnt in self._learnt:
-                self._add_losses(gradient, rows, learnt)
+            of_weight = WeightGradient(self._chunks(rows), self._memory, gradient)
+            for hidden_RD, gradients_RV in self._gradients_of_logits(rows):
+                of_weight.add(gradients_RV, hidden_RD, gradient)
             for part in self._parts:
                 _add_rows(gradient, rows, part)
             yield rows, gradient if self._factor == 1.0 else gradient.mul_(self._factor)
 
-    def _add_losses(self, gradient: Tensor, rows: slice, learnt: PositionsLearnt) -> None:
+    def _norm_by_positions(self, count: int) -> Tensor:
+        """The norm of ``G^T H + E`` with gradients of logits G (R, V), hidden states H (R, D) and sparse parts E.
+
+        Its square is ``<G G^T, H H^T> + 2 <G^T H, E> + <E, E>``, summed in float64, since these may cancel out.
+        """
+        hidden_RD = torch.cat([learnt.hidden for learnt in self._learnt.positions]).double()
+        products_RR = hidden_RD.new_zeros(count, count)
+        tokens, values = self._sparse_rows(hidden_RD)
+        square = values.square().sum()
+        gradients_RV = hidden_RD.new_empty(count, min(_TOKENS, len(self.weight)))
+        for rows in self._slices():
+            place, part_RV = 0, gradients_RV[:, : rows.stop - rows.start]
+            for _, gradients in self._gradients_of_logits(rows):
+                part_RV[place : place + len(gradients)] = gradients
+                place += len(gradients)
+            for start in range(0, count, _SIDE):
+                end = min(count, start + _SIDE)
+                products_RR[start:end, :end].addmm_(part_RV[start:end], part_RV[:end].t())
+            here = (tokens >= rows.start) & (tokens < rows.stop)
+            of_tokens = part_RV[:, tokens[here] - rows.start].t() @ hidden_RD
+            square += 2 * (of_tokens * values[here]).sum()
+        both = products_RR * (hidden_RD @ hidden_RD.t())
+        square += 2 * both.tril(-1).sum() + both.diagonal().sum()
+        return square.clamp(min=0).sqrt().mul(abs(self._factor)).to(self.weight.dtype)
+
+    def _sparse_rows(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the sparse parts: tokens (N,), each once, and their rows (N, D) with the data type of `like`."""
+        values = torch.cat([like[:0], *(part.values().to(like.dtype) for part in self._parts)])
+        every = [part.indices()[0] for part in self._parts]
+        tokens, places = torch.unique(torch.cat([torch.zeros(0, dtype=torch.int64), *every]), return_inverse=True)
+        return tokens, torch.zeros(len(tokens), like.shape[1], dtype=like.dtype).index_add_(0, places, values)
+
+    def _slices(self) -> Iterator[slice]:
+        """Slices of the vocabulary."""
+        for start in range(0, len(self.weight), _TOKENS):
+            yield slice(start, min(len(self.weight), start + _TOKENS))
+
+    def _chunks(self, rows: slice) -> LogitChunks:
+        """The logits of some tokens."""
         cast = None if self._head.cast is None else self._head.cast[rows]
-        dtype = learnt.hidden.dtype
-        chunks = LogitChunks.of(self.weight[rows], cast, dtype, self._memory)
-        of_weight = WeightGradient(chunks, self._memory, gradient)
-        with torch.autocast(gradient.device.type, enabled=False):
-            for hidden_RD, *by_row in zip(*(torch.split(each, _POSITIONS) for each in learnt), strict=True):
+        dtype = self._learnt.positions[0].hidden.dtype if self._learnt.positions else self.weight.dtype
+        return LogitChunks.of(self.weight[rows], cast, dtype, self._memory)
+
+    def _gradients_of_logits(self, rows: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields hidden states (R, D) with the gradients (R, V) of their logits of some tokens; read them at once."""
+        chunks = self._chunks(rows)
+        for learnt in self._learnt.positions:
+            if learnt.gradients is not None:
+                yield learnt.hidden, learnt.gradients[:, rows]
+            else:
+                yield from self._computed_again(chunks, rows, learnt)
+
+    def _computed_again(
+        self, chunks: LogitChunks, rows: slice, learnt: PositionsLearnt
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        with torch.autocast(self.weight.device.type, enabled=False):
+            for hidden_RD, *by_row in zip(*(torch.split(each, _POSITIONS) for each in learnt[:-1]), strict=True):
                 logits_RV = chunks.logits(hidden_RD, slice(None))
                 by_row[0] = by_row[0] - rows.start
                 for part, labels_R, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
                     weighted_gradients(part, labels_R, log_sum_R, weights_R, self._head.soft_cap, chunks.exact)
-                of_weight.add(logits_RV, hidden_RD, chunks.weight)
+                yield hidden_RD, logits_RV
 
 
 def _add_rows(gradient: Tensor, rows: slice, part: Tensor) -> None:

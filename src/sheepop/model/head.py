@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.model.logits import (
+    LearntInStep,
     LossMemory,
     Places,
-    PositionsLearnt,
     adds_in_place,
     block_rows,
     cap,
@@ -50,7 +50,7 @@ class OutputHead(nn.Linear):
 
     A `soft_cap` c turns logits z into ``c tanh(z / c)``. `cast` is a copy of the weight in the data type of training
     steps, if that differs from the weight's; the gradient still goes to `weight`. With a `vocabulary`, losses use a
-    weight that holds only some of its rows. If `deferred` is a list, losses append what the gradient of the weight
+    weight that holds only some of its rows. If `deferred` is given, losses leave there what the gradient of the weight
     follows from; see `deferred_gradient`.
     """
 
@@ -60,7 +60,7 @@ class OutputHead(nn.Linear):
         super().__init__(d_model, vocab_size, bias=bias)
         self.soft_cap = soft_cap
         self.cast: Tensor | None = None
-        self.deferred: list[PositionsLearnt] | None = None
+        self.deferred: LearntInStep | None = None
         self._memory: LossMemory | None = None
         self._gradient: Tensor | None = None
 

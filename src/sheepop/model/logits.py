@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,8 @@ _CHUNK_SHARE_CUDA = 32  # a chunk takes at most 1/32 of a GPU's memory: 2.5 GB o
 _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 # Bytes of an output weight of which a second gradient costs more than computing logits again.
 _LARGE = 2**28
+# Bytes of the gradients of logits that a step keeps until its update, so that they are not computed again.
+_KEPT_BYTES = 192 << 20
 # Numbers of a matrix in another format that a product dequantises at a time.
 _PART = {"cpu": 1 << 22}
 _PART_ELSEWHERE = 1 << 26
@@ -50,13 +52,35 @@ class PositionsLearnt(NamedTuple):
     """N positions from which a gradient of the output weight follows, see `deferred_gradient`.
 
     `hidden` (N, D) are in the data type of products. `weights` (N,) are those of the log-probabilities of the `labels`
-    (N,) in what is minimised, and `log_sums` (N,) are log-sum-exps of the logits.
+    (N,) in what is minimised, and `log_sums` (N,) are log-sum-exps of the logits. `gradients` (N, V) are those of the
+    logits, if they are still in memory.
     """
 
     hidden: Tensor
     labels: Tensor
     log_sums: Tensor
     weights: Tensor
+    gradients: Tensor | None = None
+
+    def times(self, factor: Tensor) -> PositionsLearnt:
+        """The same positions with another weight of their loss."""
+        if self.gradients is None:
+            return self._replace(weights=self.weights * factor)
+        # The hidden states are only multiplied with the gradients, which are far larger.
+        return self._replace(hidden=self.hidden * factor)
+
+
+@dataclass
+class LearntInStep:
+    """The positions that a step has learnt, and how many rows of gradients of logits losses keep for it."""
+
+    positions: list[PositionsLearnt] = field(default_factory=list)
+    num_kept: int = 0
+
+    def clear(self) -> None:
+        """Forgets them; the memory of the gradients may be used again."""
+        self.positions.clear()
+        self.num_kept = 0
 
 
 @dataclass
@@ -64,22 +88,45 @@ class LossMemory:
     """Buffers that loss calls reuse: on a CPU, allocating new pages costs more than the arithmetic.
 
     `gradient` (V, D) receives the weight's gradient in the next call and then belongs to the caller, which may put it
-    back when it is no longer read. `logits` are those of a chunk, which only the call itself reads. If `weight` has a
-    gradient already, its backward passes add to that in place, so that a second one never exists. If `deferred` is a
-    list, log-probabilities append to it instead of computing a gradient of the weight.
+    back when it is no longer read. `logits` are those of a chunk, the `latest` of which a backward pass may read again.
+    If `weight` has a gradient already, its backward passes add to that in place, so that a second one never exists. If
+    `deferred` is given, losses leave their positions there instead of computing a gradient of the weight, and the
+    gradients of their logits in the first rows of `logits`, as long as `_KEPT_BYTES` are enough.
     """
 
     logits: Tensor | None = None
     gradient: Tensor | None = None
     weight: Tensor | None = None
-    deferred: list[PositionsLearnt] | None = None
+    deferred: LearntInStep | None = None
+    latest: object = None
 
     def take_logits(self, rows: int, size: int, like: Tensor) -> Tensor:
         """Returns a buffer (rows, size) with the data type and device of `like`."""
-        known = self.logits
-        if known is None or known.shape[0] < rows or known.shape[1] != size or known.dtype != like.dtype:
-            known = self.logits = like.new_empty(rows, size)
-        return known[:rows]
+        known, self.latest = self.logits, None
+        kept, room = 0, 0
+        if self.deferred is not None:
+            kept, room = self.deferred.num_kept, kept_rows(size, like.dtype)
+        if known is None or known.shape[0] < kept + rows or known.shape[1] != size or known.dtype != like.dtype:
+            # Rows that nobody writes take no memory.
+            known = self.logits = like.new_empty(kept + rows + room, size)
+        return known[kept : kept + rows]
+
+    def keep(self, gradients_RV: Tensor) -> bool:
+        """Keeps the gradients in the buffer taken last until the step ends, if there is room."""
+        assert self.deferred is not None
+        count, size = gradients_RV.shape
+        if self.deferred.num_kept + count > kept_rows(size, gradients_RV.dtype):
+            return False
+        self.deferred.num_kept += count
+        return True
+
+    def logits_of(self, call: object, rows: int) -> Tensor | None:
+        """The logits of the last chunk that the forward pass `call` computed, once, unless they were overwritten."""
+        latest, self.latest = self.latest, None
+        if latest is not call or self.logits is None:
+            return None
+        kept = 0 if self.deferred is None else self.deferred.num_kept
+        return self.logits[kept : kept + rows]
 
     def sum_so_far(self, weight_VD: Tensor) -> Tensor | None:
         """Returns the gradient that backward passes for the weight add to; None if they make one of their own."""
@@ -92,6 +139,11 @@ class LossMemory:
             return torch.empty_like(weight_VD, dtype=dtype)
         # A new tensor on the same memory, which autograd takes as the gradient without a copy.
         return known.detach()
+
+
+def kept_rows(vocab_size: int, dtype: torch.dtype) -> int:
+    """Returns how many rows of gradients of logits a step keeps at most."""
+    return _KEPT_BYTES // (vocab_size * dtype.itemsize)
 
 
 def adds_in_place(weight_bytes: int, device: str) -> bool:
@@ -185,23 +237,34 @@ class ProjectionGradients:
         self, chunks: LogitChunks, hidden_ND: Tensor, needed: Sequence[bool], sum_so_far: Tensor | None = None
     ) -> None:
         self._chunks = chunks
+        self._learnt: list[PositionsLearnt] = []
         self._hidden = torch.zeros_like(hidden_ND) if needed[0] else None
         self._weight = WeightGradient(chunks, chunks.memory, sum_so_far) if needed[1] else None
         self._low = torch.zeros_like(chunks.low) if needed[2] and chunks.low is not None else None
         self._up = WeightGradient(chunks, LossMemory()) if needed[3] else None
 
-    def add(self, rows: Places, gradients_RV: Tensor, hidden_RD: Tensor) -> None:
-        """Adds those of a chunk."""
+    def add(self, rows: Places, gradients_RV: Tensor, hidden_RD: Tensor, learnt: PositionsLearnt | None = None) -> None:
+        """Adds those of a chunk; `learnt` are its positions if the weight's gradient is deferred."""
         if self._hidden is not None:
             self._hidden[rows] = product_back(gradients_RV, self._chunks.weight).to(self._hidden.dtype)
         if self._weight is not None:
             self._weight.add(gradients_RV, hidden_RD, self._chunks.weight)
+        if learnt is not None:
+            kept = gradients_RV if self._chunks.memory.keep(gradients_RV) else None
+            self._learnt.append(learnt._replace(gradients=kept))
         low, up = self._chunks.low, self._chunks.up
         if low is not None and up is not None:
             if self._low is not None:
                 self._low[rows] = (gradients_RV @ up).to(low.dtype)
             if self._up is not None:
                 self._up.add(gradients_RV, low[rows].to(up.dtype), up)
+
+    def learnt(self) -> list[PositionsLearnt]:
+        """The positions whose gradients are kept, chunk by chunk, and then all others together."""
+        kept = [each for each in self._learnt if each.gradients is not None]
+        rest = [each[:-1] for each in self._learnt if each.gradients is None]
+        joined = [PositionsLearnt(*map(torch.cat, zip(*rest, strict=True)))] if rest else []
+        return kept + joined
 
     def results(self, weight_VD: Tensor, up_VR: Tensor | None) -> tuple[Tensor | None, ...]:
         """Returns the four gradients, None where it is not needed."""

@@ -168,16 +168,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         now = weight and ctx.deferred is None and not ctx.later
         gradients = ProjectionGradients(chunks, hidden_ND, (hidden, now, low, up))
         sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
-        log_sums = None if ctx.deferred is None else [sums[:0]]
-        for rows, logits_RV, hidden_RD, found in _gradients_of_chunks(
-            chunks, hidden_ND, labels_N, how, terms, log_sums
-        ):
+        computed = _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms, deferred=ctx.deferred is not None)
+        for found, rows, logits_RV, hidden_RD, learnt in computed:
             sums += found
-            gradients.add(rows, logits_RV, hidden_RD)
-        ctx.gradients = gradients.results(weight_VD, up_VR)
-        if log_sums is not None:
-            hidden_MD, labels_M = hidden_ND.detach()[how["places"]].to(dtype), labels_N[how["places"]]
-            ctx.learnt = hidden_MD, labels_M, torch.cat(log_sums)
+            gradients.add(rows, logits_RV, hidden_RD, learnt)
+        ctx.gradients, ctx.learnt = gradients.results(weight_VD, up_VR), gradients.learnt()
         if ctx.later:
             ctx.save_for_backward(hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast)
             ctx.how = how, terms, dtype
@@ -195,30 +190,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradient is not None:
                 gradient.mul_(grad_objective)
         if ctx.deferred is not None:
-            hidden_MD, labels_M, log_sum_M = ctx.learnt
-            ctx.deferred.append(PositionsLearnt(hidden_MD, labels_M, log_sum_M, -grad_objective.expand_as(log_sum_M)))
+            ctx.deferred.positions.extend(each.times(grad_objective) for each in ctx.learnt)
         if ctx.later:
             hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast = ctx.saved_tensors
             how, terms, dtype = ctx.how
             chunks = LogitChunks.of(weight_VD, weight_cast, dtype, how["memory"], low_NR, up_VR)
             of_weight = WeightGradient(chunks, chunks.memory, chunks.memory.sum_so_far(weight_VD))
-            for _rows, logits_RV, hidden_RD, _sums in _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms):
+            computed = _gradients_of_chunks(chunks, hidden_ND, labels_N, how, terms)
+            for _sums, _rows, logits_RV, hidden_RD, _learnt in computed:
                 of_weight.add(logits_RV.mul_(grad_objective), hidden_RD, weight_VD)
             gradients[1] = of_weight.result(weight_VD)
         return *gradients, None, None, None, None
 
 
 def _gradients_of_chunks(
-    chunks: LogitChunks,
-    hidden_ND: Tensor,
-    labels_N: Tensor,
-    how: Projection,
-    terms: LossTerms,
-    log_sums: list[Tensor] | None = None,
-) -> Iterator[tuple[Places, Tensor, Tensor, Tensor]]:
-    """Yields the rows of each chunk, the objective's gradient of their logits, their hidden states, and both sums.
+    chunks: LogitChunks, hidden_ND: Tensor, labels_N: Tensor, how: Projection, terms: LossTerms, deferred: bool = False
+) -> Iterator[tuple[Tensor, Places, Tensor, Tensor, PositionsLearnt | None]]:
+    """Yields both sums of each chunk, its rows, the objective's gradient of their logits, and their hidden states.
 
-    If `log_sums` is a list, the log-sum-exps of the logits are appended, for which there may be no `terms`.
+    If the weight's gradient is `deferred`, for which there may be no `terms`, also what it follows from.
     """
     soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
     losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
@@ -226,19 +216,21 @@ def _gradients_of_chunks(
         for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
             hidden_RD = hidden_ND[rows].to(chunks.dtype)
             logits_RV, labels_R = chunks.logits(hidden_RD, rows), labels_N[rows]
+            sums, learnt = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device), None
             if vocabulary is not None:
                 sums = vocabulary.losses_then_gradients(logits_RV, labels_R, terms, soft_cap, chunks.exact)
+            elif deferred:
+                weights_R = -torch.ones_like(labels_R, dtype=chunks.exact)
+                log_sum_R = torch.empty_like(weights_R)
+                for part, wanted, total, weights in chunks.blocks(logits_RV, labels_R, log_sum_R, weights_R):
+                    label_R, total[:] = _fused_sums(part, wanted, soft_cap, chunks.exact)
+                    weighted_gradients(part, wanted, total, weights, soft_cap, chunks.exact)
+                    sums += (total - label_R).sum()
+                learnt = PositionsLearnt(hidden_RD, labels_R, log_sum_R, weights_R)
             else:
-                sums = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device)
                 for part, wanted in chunks.blocks(logits_RV, labels_R):
-                    if log_sums is None:
-                        sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
-                        continue
-                    label_R, log_sum_R = _fused_sums(part, wanted, soft_cap, chunks.exact)
-                    weighted_gradients(part, wanted, log_sum_R, -torch.ones_like(log_sum_R), soft_cap, chunks.exact)
-                    sums += (log_sum_R - label_R).sum()
-                    log_sums.append(log_sum_R)
-            yield rows, logits_RV, hidden_RD, sums
+                    sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+            yield sums, rows, logits_RV, hidden_RD, learnt
 
 
 class _LinearLogProbabilities(torch.autograd.Function):
@@ -261,7 +253,8 @@ class _LinearLogProbabilities(torch.autograd.Function):
         log_p_N = torch.zeros(labels_N.shape, dtype=chunks.exact, device=hidden_ND.device)
         log_sum_N = torch.zeros_like(log_p_N)
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
+            # The backward pass begins with the chunk that is computed last.
+            for rows in reversed(list(chunks.rows(labels_N, how["places"], how.get("chunk_bytes")))):
                 logits_RV = chunks.logits(hidden_ND[rows].to(dtype), rows)
                 labels_R = labels_N[rows]
                 if vocabulary is not None:
@@ -275,6 +268,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
         # Autograd refuses saved tensors that changed in place, such as a weight, whose logits would differ by now.
         ctx.save_for_backward(hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast, log_sum_N)
         ctx.how = how, dtype
+        ctx.call = chunks.memory.latest = object()
         return log_p_N
 
     @staticmethod
@@ -291,15 +285,16 @@ class _LinearLogProbabilities(torch.autograd.Function):
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
                 hidden_RD = hidden_ND[rows].to(dtype)
-                logits_RV = chunks.logits(hidden_RD, rows)
+                known_RV = chunks.memory.logits_of(ctx.call, len(hidden_RD))
+                logits_RV = chunks.logits(hidden_RD, rows) if known_RV is None else known_RV
                 labels_R = labels_N[rows] if vocabulary is None else vocabulary.columns(labels_N[rows])
                 by_row = labels_R, log_sum_N[rows], weights_N[rows]
                 for part, wanted, log_sum_R, weights_R in chunks.blocks(logits_RV, *by_row):
                     weighted_gradients(part, wanted, log_sum_R, weights_R, how.get("soft_cap"), chunks.exact)
-                gradients.add(rows, logits_RV, hidden_RD)
+                learnt = None if deferred is None else PositionsLearnt(hidden_RD, *by_row)
+                gradients.add(rows, logits_RV, hidden_RD, learnt)
         if deferred is not None:
-            each = (tensor[how["places"]] for tensor in (hidden_ND.detach().to(dtype), labels_N, log_sum_N, weights_N))
-            deferred.append(PositionsLearnt(*each))
+            deferred.positions.extend(gradients.learnt())
         return *gradients.results(weight_VD, up_VR), None, None, None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheepop.data import Batch, Batches
-from sheepop.data.batches import IGNORED_LABEL, WholeRows, check_cutting, check_indices
+from sheepop.data.batches import IGNORED_LABEL, PaddedRows, WholeRows, check_cutting, check_indices
 from sheepop.posttrain.example_store import ExampleSplit, Learnt
 
 
@@ -73,8 +73,9 @@ class PaddedExamples:
     def batch(self, sample_indices: NDArray[np.int64]) -> Batch:
         """The samples in the order given; raises IndexError for one that does not exist."""
         indices = check_indices(sample_indices, self.num_samples).tolist()
-        length = int(self._split.lengths[indices].max(initial=1))
-        return batch_of([[self._split.example(index)] for index in indices], length, self._pad_id)
+        lengths = self._split.lengths[indices]
+        made = batch_of([[self._split.example(index)] for index in indices], int(lengths.max(initial=1)), self._pad_id)
+        return PaddedRows.of(made, lengths)
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:

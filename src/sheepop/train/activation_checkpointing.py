@@ -22,7 +22,7 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.accounting.cost import training_bytes
 from sheepop.model.accounting.saved_activations import Activations, Change, Mode, count_activations, kept_operations
-from sheepop.model.logits import adds_in_place, logits_bytes
+from sheepop.model.logits import adds_in_place, kept_rows, logits_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
 
@@ -133,13 +133,18 @@ def step_bytes(
     """The memory of a step on micro-batches of `rows` sequences of `length` tokens.
 
     The loss needs some logits, and a second gradient of the head unless it is added to the first in place. A gradient
-    that is deferred never exists. The gradient of the hidden states is counted with the activations outside the blocks.
+    that is deferred never exists, but a step keeps some gradients of logits for it. The gradient of the hidden states
+    is counted with the activations outside the blocks.
     A `change` freezes the weights, so there is no gradient of the head.
     """
     head = 4 * model.vocabulary * model.d_model
     is_large = adds_in_place(head, device)
     deferred = head if is_large and training.optimizer in _DEFERRING else 0
-    logits = logits_bytes(rows * length, model.vocabulary, torch_dtype(precision), device)
+    dtype = torch_dtype(precision)
+    logits = logits_bytes(rows * length, model.vocabulary, dtype, device)
+    if deferred and change is None:
+        learnt = length * max(rows, training.global_batch_size)
+        logits += min(learnt, kept_rows(model.vocabulary, dtype)) * model.vocabulary * dtype.itemsize
     return StepBytes(
         count_activations(model, rows, length, precision=precision, device=device, change=change),
         loss=logits if is_large or change is not None else head + logits,

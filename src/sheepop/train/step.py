@@ -184,6 +184,8 @@ class StepRunner:
                 del optimizer.found_inf  # type: ignore[attr-defined]
         deferred = self.placement.deferred
         if deferred is not None and deferred.is_active and (owner := self._owner(deferred)) is not None:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()  # the update of the rows finds memory where these gradients were
             update_rows(owner, deferred.weight, deferred.blocks())
 
     def _owner(self, deferred: DeferredGradient) -> torch.optim.Optimizer | None:
