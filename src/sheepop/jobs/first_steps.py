@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Self
 
 import numpy as np
@@ -185,12 +186,17 @@ def _seconds_of(work: Callable[[], object]) -> float:
 
 
 def _first_and_later(work: Callable[[], object] | None, seconds: float) -> tuple[float, float]:
-    """The seconds of a later call, and those that the first takes more; only one call if it takes over `seconds`."""
+    """The mean seconds of later calls, and those that the first takes more; calls begin within `seconds`.
+
+    A single call would say how fast the machine is at that moment.
+    """
     if work is None:
         return 0.0, 0.0
-    first = _seconds_of(work)
-    later = _seconds_of(work) if first < seconds else first
-    return later, max(0.0, first - later)
+    times = [_seconds_of(work)]
+    while sum(times) < seconds:
+        times.append(_seconds_of(work))
+    later = fmean(times[1:] or times)
+    return later, max(0.0, times[0] - later)
 
 
 def _seconds_of_checkpoint(run: OpenRun, parts: Parts) -> float:
