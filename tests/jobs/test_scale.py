@@ -121,6 +121,23 @@ def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, dict[str, b
     assert "Left out" in (place / "report.html").read_text()
 
 
+def test_a_damaged_file_of_a_run_is_named_and_its_scores_are_made_again(
+    made: tuple[Path, dict[str, bytes]], tmp_path: Path
+):
+    place = tmp_path / "family"
+    shutil.copytree(made[0], place)
+    first, second, *_ = Family.read(place).members
+    law, failed = (place / "law.json").read_bytes(), place / "runs" / first.name / "failed.json"
+    failed.write_text("[]")
+    with pytest.raises(DataError, match=r"failed.json is damaged. Remove it to train this run again"):
+        job.resume(place, Console.silent(), at_once=1)
+    failed.unlink()
+    metrics = place / "runs" / second.name / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])  # of the line with the score
+    assert job.resume(place, Console.silent(), at_once=1).left_out == {}
+    assert (place / "law.json").read_bytes() == law
+
+
 def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(
     made: tuple[Path, dict[str, bytes]], tmp_path: Path
 ):

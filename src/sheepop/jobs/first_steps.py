@@ -85,7 +85,7 @@ class FirstSteps:
                 sample = run.task.samples(parts.model, run.device)
                 evaluate = run.task.evaluations(parts.model, run.device)
                 rounds = [
-                    _first_and_later(work, _SCORING_SHARE * seconds)
+                    first_and_later(work, _SCORING_SHARE * seconds)
                     for work in (None if sample is None else partial(sample, 0), evaluate)
                 ]
             before = _resident(run.device)
@@ -185,7 +185,7 @@ def _seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _first_and_later(work: Callable[[], object] | None, seconds: float) -> tuple[float, float]:
+def first_and_later(work: Callable[[], object] | None, seconds: float) -> tuple[float, float]:
     """The mean seconds of later calls, and those that the first takes more; calls begin within `seconds`.
 
     A single call would say how fast the machine is at that moment.
@@ -229,7 +229,7 @@ def _seconds_a_row(run: OpenRun, parts: Parts, seconds: float) -> tuple[float, f
     while True:
         most = math.ceil(count * held_out.tokens_per_sample)
         score = partial(run.task.score, parts.model, held_out, run.device, max_tokens=most)
-        later, first = _first_and_later(score, seconds if more is None else 0.0)
+        later, first = first_and_later(score, seconds if more is None else 0.0)
         more = first if more is None else more
         found, scored = later / len(scored_samples(held_out, most)), count
         count = min(held_out.num_samples, int(seconds / found))
