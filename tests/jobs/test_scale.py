@@ -6,13 +6,17 @@ import json
 import math
 import random
 import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
+from sheepop.checkpoint import RunDirectory
 from sheepop.core.budget import Budget
 from sheepop.core.config import validate
 from sheepop.core.console import Console
@@ -28,6 +32,7 @@ from sheepop.scale.allocation import Use
 from sheepop.scale.family import Family, plan_family
 from sheepop.scale.shapes import Shape, shape_for
 
+from ..command_line import Launcher
 from ..running import train_given
 
 SIZES = [Shape.read(text) for text in ("32x1", "32x2", "32x3", "64x1")]
@@ -78,6 +83,55 @@ def test_a_family_that_was_stopped_keeps_its_finished_runs(made: tuple[Path, dic
     assert len(after) == 8
 
 
+def started_by(pid: int) -> list[int]:
+    """The processes that the threads of a process have started."""
+    return [int(word) for file in Path(f"/proc/{pid}/task").glob("*/children") for word in file.read_text().split()]
+
+
+def is_at_work(pid: int) -> bool:
+    """Whether a process has not ended; nobody may have asked what became of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_family_whose_process_is_killed_goes_on_to_the_same_law(
+    made: tuple[Path, dict[str, bytes]], launcher: Launcher, tmp_path: Path
+):
+    """Two of its runs are to be trained side by side again, and are killed in the middle with the process."""
+    place, last = tmp_path / "family", [member.name for member in Family.read(made[0]).members][-4:-2]
+    shutil.copytree(made[0], place)
+    for name in last:
+        shutil.rmtree(place / "runs" / name)
+    (place / "law.json").unlink()
+    process = launcher.start("scale", "--resume", place, "--at-once", "2", "--quiet")
+    while not any((place / "runs" / name / "checkpoints" / "latest").is_file() for name in last):
+        assert process.poll() is None, process.poll()
+        time.sleep(0.005)
+    trainers = started_by(process.pid)
+    with pytest.raises(UsageError, match="Another process works on the family"):
+        job.resume(place, Console.silent(), at_once=1)
+    assert process.kill().code == -signal.SIGKILL
+    assert len(trainers) == 2
+    until = time.monotonic() + 60
+    while any(map(is_at_work, trainers)):
+        assert time.monotonic() < until, "the runs of a killed family go on"
+        time.sleep(0.005)
+    members = [member for member in Family.read(place).members if member.name in last]
+    assert not all(family_runs.is_done(place, member) for member in members)
+    job.resume(place, Console.silent(), at_once=1)
+    assert (place / "law.json").read_bytes() == (made[0] / "law.json").read_bytes()
+    for name in last:
+        whole, resumed = (RunDirectory(each / "runs" / name) for each in (made[0], place))
+        assert whole.steps() == resumed.steps()
+        for file in ("model.safetensors", "state/optimizer.safetensors"):
+            first, second = (load_file(run.checkpoint(run.steps()[-1]) / file) for run in (whole, resumed))
+            assert {key: each.tobytes() for key, each in first.items()} == {
+                key: each.tobytes() for key, each in second.items()
+            }
+
+
 def test_the_law_and_the_recommended_run_are_written(made: tuple[Path, dict[str, bytes]]):
     place = made[0]
     found = json.loads((place / "law.json").read_text())
@@ -119,6 +173,23 @@ def test_a_run_that_diverges_is_left_out_and_named(made: tuple[Path, dict[str, b
     assert set(left_out) == {first.name, second.name}
     assert "diverged: a guess has a loss of" in left_out[second.name] and "9.5" in left_out[second.name]
     assert "Left out" in (place / "report.html").read_text()
+
+
+def test_a_damaged_file_of_a_run_is_named_and_its_scores_are_made_again(
+    made: tuple[Path, dict[str, bytes]], tmp_path: Path
+):
+    place = tmp_path / "family"
+    shutil.copytree(made[0], place)
+    first, second, *_ = Family.read(place).members
+    law, failed = (place / "law.json").read_bytes(), place / "runs" / first.name / "failed.json"
+    failed.write_text("[]")
+    with pytest.raises(DataError, match=r"failed.json is damaged. Remove it to train this run again"):
+        job.resume(place, Console.silent(), at_once=1)
+    failed.unlink()
+    metrics = place / "runs" / second.name / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])  # of the line with the score
+    assert job.resume(place, Console.silent(), at_once=1).left_out == {}
+    assert (place / "law.json").read_bytes() == law
 
 
 def test_a_finished_run_is_set_beside_the_prediction_and_learnt_from(

@@ -64,7 +64,7 @@ def scale(
         typer.Option(metavar="DIR", help="Ask --tasks of all models of a family or a run.", show_default="none"),
     ] = None,
     tasks: Annotated[
-        str, typer.Option(metavar="NAMES", help="Tasks for --emergence: names or files of questions (.jsonl).")
+        str, typer.Option(metavar="NAMES", help="Tasks for --emergence: names, cloze, or files of questions (.jsonl).")
     ] = "copying,brackets,arithmetic",
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task.", show_default="all")] = None,
     quiet: Quiet = False,

@@ -37,7 +37,7 @@ def serve(handler: Handler) -> None:
     """
     descriptor, memory_bytes, parent = map(int, sys.argv[1:4])
     connection = socket.socket(fileno=descriptor)
-    _end_with(parent, connection)
+    end_with(parent, descriptor)
     # The parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -120,13 +120,16 @@ def _read(connection: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def _end_with(parent: int, connection: socket.socket) -> None:
-    """Makes this process end when the parent is gone, even if the parent was killed."""
+def end_with(parent: int, descriptor: int) -> None:
+    """Makes this process end when the parent is gone, even if the parent was killed.
+
+    `descriptor` is a connection of which the parent alone holds the other end.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-    threading.Thread(target=_end_when_closed, args=(connection.fileno(),), daemon=True).start()
+    threading.Thread(target=_end_when_closed, args=(descriptor,), daemon=True).start()
 
 
 def _end_when_closed(descriptor: int) -> None:

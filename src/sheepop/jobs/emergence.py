@@ -11,15 +11,17 @@ from sheepop.checkpoint import RunDirectory
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.files import read_json, write_json
+from sheepop.data import Corpus
 from sheepop.evaluate.choices import evaluate_choices
-from sheepop.evaluate.questions import MADE, questions_of
+from sheepop.evaluate.questions import CLOZE, MADE, Question, is_own, questions_of
 from sheepop.generate import Generator
 from sheepop.jobs.generate import Loader
+from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.jobs.scale import finished_runs
 from sheepop.model.accounting.cost import matrix_parameters
 from sheepop.report import save_png
 from sheepop.scale.emergence import PICTURE, RESULT, Point, TaskCourse, emergence_figure
-from sheepop.scale.family import FAMILY
+from sheepop.scale.family import FAMILY, Family
 
 _PROVENANCE = "provenance.json"
 
@@ -50,15 +52,19 @@ class Emergence:
 def emergence(directory: Path, tasks: Sequence[str], limit: int | None, seed: int, console: Console) -> Emergence:
     """Scores the models by accuracy and by the probability of the right answer; writes picture and numbers.
 
-    A task is one of `MADE` or a file of questions. Raises `UsageError` for an unknown one, and `DataError` for a
-    directory without two models.
+    A task is one of `MADE`, ``cloze`` about the text that was held out, or a file of questions. Raises `UsageError` for
+    an unknown one, and `DataError` for a directory without two models.
     """
-    asked = {}
+    places, corpus, load = _models(directory), _corpus(directory), Loader()
+    asked: dict[str, list[Question]] = {}
     for task in tasks:
-        if task not in MADE and not task.endswith(".jsonl"):
-            raise UsageError(f"--tasks {task}: give {', '.join(MADE)}, or a file of questions (.jsonl).")
-        asked[Path(task).stem] = questions_of(task, limit, seed, None)
-    places, load = _models(directory), Loader()
+        name = Path(task).stem
+        if not is_own(task):
+            raise UsageError(f"--tasks {task}: give {', '.join([*MADE, CLOZE])}, or a file of questions (.jsonl).")
+        if name in asked:
+            raise UsageError(f"--tasks {task}: another task is called {name}. Rename the file.")
+        held_out = None if corpus is None else (document.text for document in corpus.documents("validation"))
+        asked[name] = questions_of(task, limit, seed, held_out)
     if len(places) < 2:
         raise DataError(f"{directory} has {len(places)} finished models; a course needs two. Train more of them.")
     points: dict[str, list[Point]] = {name: [] for name in asked}
@@ -81,6 +87,15 @@ def emergence(directory: Path, tasks: Sequence[str], limit: int | None, seed: in
     write_json(directory / RESULT, result.to_dict())
     save_png(emergence_figure(courses), directory / PICTURE)
     return result
+
+
+def _corpus(directory: Path) -> Corpus | None:
+    """The corpus of a family or a run; None if a run has none."""
+    if (directory / FAMILY).is_file():
+        return Corpus.open(Family.read(directory).corpus, verify=False)
+    run = RunDirectory(directory)
+    place = find_corpus(run, view_run_config(run)) if run.config_file.is_file() else None
+    return None if place is None else Corpus.open(place, verify=False)
 
 
 def _models(directory: Path) -> list[tuple[str, Path]]:

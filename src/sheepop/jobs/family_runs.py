@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sheepop.core.config import merge
-from sheepop.core.errors import SheepOpError, TrainingError
-from sheepop.core.files import write_json
+from sheepop.core.errors import DataError, SheepOpError, TrainingError
+from sheepop.core.files import read_json, write_json
 from sheepop.core.machine import usable_cores
 from sheepop.core.program import typed
 from sheepop.jobs.run.listing import FoundRun, read_run
@@ -23,6 +23,14 @@ from sheepop.scale.family import Family, Member
 
 RUNS, FAILED = "runs", "failed.json"
 _SAMPLED = 16_384  # held-out tokens of the validations during training
+_PROGRAM = """
+import sys
+from pathlib import Path
+from sheepop.core.bounded_child import end_with
+from sheepop.jobs.family_runs import train_member
+end_with(int(sys.argv[3]), sys.stdin.fileno())
+train_member(Path(sys.argv[1]), sys.argv[2])
+"""
 
 
 def settings_of(family: Family, member: Member, place: Path) -> dict[str, Any]:
@@ -59,22 +67,27 @@ def train_member(directory: Path, name: str) -> None:
 
 
 def side_by_side(directory: Path, members: Sequence[Member], count: int) -> Iterator[None]:
-    """Trains runs in `count` processes, which share the cores; yields after each. They end with this process."""
+    """Trains runs in `count` processes, which share the cores; yields after each.
+
+    They end with this process, even if it is killed.
+    """
     threads = max(1, int(usable_cores()) // count)
-    program = "import sys; from pathlib import Path; from sheepop.jobs.family_runs import train_member; "
-    program += "train_member(Path(sys.argv[1]), sys.argv[2])"
     running: set[subprocess.Popen[str]] = set()
 
     def run(member: Member) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-c", program, str(directory), member.name],
+            [sys.executable, "-c", _PROGRAM, str(directory), member.name, str(os.getpid())],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
         running.add(process)
-        _, said = process.communicate()
+        with process:
+            assert process.stderr is not None
+            said = process.stderr.read()
+            process.wait()  # before its input closes, which would end it
         running.discard(process)
         if process.returncode != 0 and not ending:
             last = (said.strip().splitlines() or ["no message"])[-1]
@@ -97,12 +110,23 @@ def side_by_side(directory: Path, members: Sequence[Member], count: int) -> Iter
 def is_done(directory: Path, member: Member) -> bool:
     """Whether a run has its score, or has diverged."""
     place = place_of(directory, member)
-    if (place / FAILED).is_file():
+    if failure_of(place) is not None:
         return True
     try:
         return bool(score_of(read_run(place)))
     except (SheepOpError, OSError):
         return False
+
+
+def failure_of(place: Path) -> str | None:
+    """Why a run of a family ended with an error; None if it did not. Raises `DataError` for a damaged file."""
+    file = place / FAILED
+    if not file.is_file():
+        return None
+    found = read_json(file, DataError)
+    if not isinstance(found, dict) or not isinstance(found.get("reason"), str):
+        raise DataError(f"{file} is damaged. Remove it to train this run again.")
+    return str(found["reason"])
 
 
 def score_of(found: FoundRun) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Self
 
 import numpy as np
@@ -84,7 +85,7 @@ class FirstSteps:
                 sample = run.task.samples(parts.model, run.device)
                 evaluate = run.task.evaluations(parts.model, run.device)
                 rounds = [
-                    _first_and_later(work, _SCORING_SHARE * seconds)
+                    first_and_later(work, _SCORING_SHARE * seconds)
                     for work in (None if sample is None else partial(sample, 0), evaluate)
                 ]
             before = _resident(run.device)
@@ -184,13 +185,18 @@ def _seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _first_and_later(work: Callable[[], object] | None, seconds: float) -> tuple[float, float]:
-    """The seconds of a later call, and those that the first takes more; only one call if it takes over `seconds`."""
+def first_and_later(work: Callable[[], object] | None, seconds: float) -> tuple[float, float]:
+    """The mean seconds of later calls, and those that the first takes more; calls begin within `seconds`.
+
+    A single call would say how fast the machine is at that moment.
+    """
     if work is None:
         return 0.0, 0.0
-    first = _seconds_of(work)
-    later = _seconds_of(work) if first < seconds else first
-    return later, max(0.0, first - later)
+    times = [_seconds_of(work)]
+    while sum(times) < seconds:
+        times.append(_seconds_of(work))
+    later = fmean(times[1:] or times)
+    return later, max(0.0, times[0] - later)
 
 
 def _seconds_of_checkpoint(run: OpenRun, parts: Parts) -> float:
@@ -223,7 +229,7 @@ def _seconds_a_row(run: OpenRun, parts: Parts, seconds: float) -> tuple[float, f
     while True:
         most = math.ceil(count * held_out.tokens_per_sample)
         score = partial(run.task.score, parts.model, held_out, run.device, max_tokens=most)
-        later, first = _first_and_later(score, seconds if more is None else 0.0)
+        later, first = first_and_later(score, seconds if more is None else 0.0)
         more = first if more is None else more
         found, scored = later / len(scored_samples(held_out, most)), count
         count = min(held_out.num_samples, int(seconds / found))

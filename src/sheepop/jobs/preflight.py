@@ -149,12 +149,14 @@ class _Look:
         if not self._fits_memory():
             self._count_disk(fits, self._without_measuring(fits))
             return
+        began = time.monotonic()
         settled = findings.attempt(
             "measuring",
             lambda: resolved(fits, completed.config, completed.chosen, request, self.device, StageTimes()),
         )
         if settled is None:
             return
+        self.found.besides["preparation"] += time.monotonic() - began
         task, record = settled
         self.found.config = task.config
         self._count_disk(task, task.config.training)

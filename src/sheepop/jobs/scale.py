@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,24 @@ from sheepop.core.budget import Budget
 from sheepop.core.config import dump_tree, merge, validate
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, OutputError, SheepOpError, UsageError
-from sheepop.core.files import make_directory, read_json, storage_errors, write_atomic, write_json
+from sheepop.core.files import remove_tree, write_atomic, write_json
 from sheepop.core.interrupts import interrupts_advise
+from sheepop.core.locks import exclusive_lock
 from sheepop.core.machine import usable_cores
 from sheepop.core.program import typed
 from sheepop.data import Corpus, is_corpus
 from sheepop.jobs.config import SheepOpConfig, read_settings
 from sheepop.jobs.data import build
-from sheepop.jobs.family_runs import FAILED, RUNS, is_done, place_of, score_of, settings_of, side_by_side, train_member
+from sheepop.jobs.family_runs import (
+    RUNS,
+    failure_of,
+    is_done,
+    place_of,
+    score_of,
+    settings_of,
+    side_by_side,
+    train_member,
+)
 from sheepop.jobs.recipe import ARCHITECTURE, choose_size, choose_tokenizer, own_parts, text_bytes
 from sheepop.jobs.recipe_sizes import Size
 from sheepop.jobs.run.listing import read_run
@@ -36,7 +46,8 @@ from sheepop.train import TrainingConfig
 
 _ROW_TOKENS, _ROWS = 128, 16  # as the recipe has them for small models
 _CORPUS = "corpus"
-_OWN = (_CORPUS, f".{_CORPUS}")  # of a family whose corpus was not finished
+_LOCK = ".lock"
+_OWN = (_CORPUS, f".{_CORPUS}", _LOCK)  # of a family whose corpus was not finished
 _SPENT = 0.25  # of the budget, for the family
 _MEASURED_SECONDS = 1.0
 _LARGEST_VOCABULARY = 2048  # more entries take most of the operations of small networks
@@ -77,27 +88,35 @@ def scale(request: ScaleRequest, console: Console) -> Scaled:
         raise OutputError(
             f"{request.output} is not empty. Go on with its family (--resume), or choose another --output."
         )
-    with _interrupts(request.output):
+    with _at_work(request.output):
         _begin(request, console)
-        return resume(request.output, console, at_once=request.at_once)
+        return _trained(request.output, console, request.at_once)
 
 
 def resume(directory: Path, console: Console, *, at_once: int | None = None) -> Scaled:
-    """Trains what is left of a family; finished runs are kept, and one that was interrupted continues."""
-    with _interrupts(directory):
-        family = Family.read(directory)
-        left = [member for member in family.members if not is_done(directory, member)]
-        device = str(family.settings.get("device", "auto"))
-        count = at_once or (1 if device not in ("auto", "cpu") else max(1, int(usable_cores())))
-        with console.progress("Family", len(family.members), "runs", done=len(family.members) - len(left)) as progress:
-            if count == 1:
-                for member in left:
-                    train_member(directory, member.name)
-                    progress.advance()
-            else:
-                for _ in side_by_side(directory, left, count):
-                    progress.advance()
-        return fitted(directory, console)
+    """Trains what is left of a family; finished runs are kept, and one that was interrupted continues.
+
+    Raises `DataError` for a directory without a family, and `UsageError` while another process works on it.
+    """
+    Family.read(directory)
+    with _at_work(directory):
+        return _trained(directory, console, at_once)
+
+
+def _trained(directory: Path, console: Console, at_once: int | None) -> Scaled:
+    family = Family.read(directory)
+    left = [member for member in family.members if not is_done(directory, member)]
+    device = str(family.settings.get("device", "auto"))
+    count = at_once or (1 if device not in ("auto", "cpu") else max(1, int(usable_cores())))
+    with console.progress("Family", len(family.members), "runs", done=len(family.members) - len(left)) as progress:
+        if count == 1:
+            for member in left:
+                train_member(directory, member.name)
+                progress.advance()
+        else:
+            for _ in side_by_side(directory, left, count):
+                progress.advance()
+    return fitted(directory, console)
 
 
 def fitted(directory: Path, console: Console) -> Scaled:
@@ -157,10 +176,17 @@ def _fit(
 def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]:
     """Sets the result of a finished run beside the law's prediction, and fits the law again with it.
 
-    Raises `DataError` for a run that is not finished, or that is scored on other text than the family.
+    Raises `DataError` for a run that is not finished, or that is scored on other text than the family, and `UsageError`
+    while another process works on the family.
     """
-    family = Family.read(directory)
-    name = str(run)
+    Family.read(directory)
+    with _at_work(directory):
+        return _beside(directory, run), fitted(directory, console)
+
+
+def _beside(directory: Path, run: Path) -> Beside:
+    """Adds a finished run to the family, with the prediction that is made without it."""
+    family, name = Family.read(directory), str(run)
     texts = {read_run(place_of(directory, each)).held_out for each in family.members if is_done(directory, each)}
     if read_run(run).held_out not in texts - {None}:
         raise DataError(f"{run} is not scored on the held-out text of {directory}, so the law says nothing of it.")
@@ -174,14 +200,14 @@ def learn(directory: Path, run: Path, console: Console) -> tuple[Beside, Scaled]
     beside = Beside(name, observation.loss, predicted, low, high)
     kept = tuple(each for each in family.beside if each.name != name)
     replace(family, added=(*others, observation), beside=(*kept, beside)).write(directory)
-    return beside, fitted(directory, console)
+    return beside
 
 
 def finished_runs(directory: Path) -> list[Path]:
     """The directories of the runs of a family that have their score."""
     family = Family.read(directory)
     places = [place_of(directory, member) for member in family.members if is_done(directory, member)]
-    return [place for place in places if not (place / FAILED).is_file()]
+    return [place for place in places if failure_of(place) is None]
 
 
 def _begin(request: ScaleRequest, console: Console) -> None:
@@ -200,8 +226,6 @@ def _begin(request: ScaleRequest, console: Console) -> None:
 
     total = operations(request.budget)
     spend = _SPENT * total if request.spend is None else operations(request.spend)
-    with storage_errors(request.output):
-        make_directory(request.output)
     size = choose_size(total, TrainingConfig(max_minutes=1 / 60), num_bytes)
     place = _corpus(request, given, size, num_bytes, console)
     corpus = Corpus.open(place)
@@ -290,8 +314,8 @@ def _matrix_weights(config: ModelConfig) -> int:
 
 def _observed(family: Family, place: Path, name: str) -> tuple[Observation, float] | str:
     """A finished run and its bits per byte, or the reason why it does not count."""
-    if (place / FAILED).is_file():
-        return str(read_json(place / FAILED, DataError).get("reason"))
+    if (failure := failure_of(place)) is not None:
+        return failure
     try:
         found = read_run(place)
     except (SheepOpError, OSError) as error:
@@ -308,5 +332,15 @@ def _observed(family: Family, place: Path, name: str) -> tuple[Observation, floa
     return Observation(name, float(_matrix_weights(config.model)), float(tokens), loss, float(family.unique)), bits
 
 
-def _interrupts(directory: Path) -> AbstractContextManager[None]:
-    return interrupts_advise(f"Finished runs are kept. Go on with: {typed('scale', '--resume', directory)}")
+@contextmanager
+def _at_work(directory: Path) -> Iterator[None]:
+    """Keeps other processes from a family; raises `UsageError` if one works on it."""
+    existed, lock = directory.exists(), directory / _LOCK
+    refusal = UsageError(f"Another process works on the family in {directory}. Wait until it ends.")
+    advice = f"Finished runs are kept. Go on with: {typed('scale', '--resume', directory)}"
+    with exclusive_lock(lock, refusal), interrupts_advise(advice):
+        try:
+            yield
+        finally:
+            if not existed and list(directory.iterdir()) == [lock]:
+                remove_tree(directory)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -72,8 +72,5 @@ def reviewed(answers: Iterable[Answered], decisions: Decisions, left_out: Counte
             yield replace(each, num_votes=max(1, each.num_votes), votes=max(1, each.votes))
         else:
             yield replace(each, num_votes=max(1, each.num_votes), votes=min(-1, each.votes))
-            yield replace(each, answer=_mended(each, decided.text), reason="stop", ended="whole", num_votes=1, votes=1)
-
-
-def _mended(answered: Answered, text: str) -> Any:
-    return text if isinstance(answered.answer, str) else {**answered.answer, "content": text}
+            mended = decided.text if isinstance(each.answer, str) else {**each.answer, "content": decided.text}
+            yield replace(each, answer=mended, reason="stop", ended="whole", num_votes=1, votes=1)

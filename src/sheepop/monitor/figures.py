@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,10 +93,6 @@ class Figures:
     mean_logprob: tuple[float, ...] | None
     separation: Share | None
     calibration: Reliability | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All figures as plain data."""
-        return asdict(self)
 
 
 def figures(answers: Sequence[Answered]) -> Figures:

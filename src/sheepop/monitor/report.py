@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sheepop.core.facts import counted
@@ -33,8 +33,8 @@ class OfModel:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as plain data; of the unsure answers, their places in the log."""
         return {
-            **self.figures.to_dict(),
-            "over_time": {day: each.to_dict() for day, each in self.over_time.items()},
+            **asdict(self.figures),
+            "over_time": {day: asdict(each) for day, each in self.over_time.items()},
             "kinds": [each.to_dict() for each in self.kinds],
             "least_sure": [each.place for each in self.unsure],
         }

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 LAW, RUN, PICTURE, PAGE = "law.json", "run.yaml", "law.png", "report.html"
 _POINTS = 60
-_BITS = math.log2(math.e)
 
 
 @dataclass(frozen=True)
