@@ -23,6 +23,14 @@ VERBS = {
     "blocks": (("--fed", "2"), {"blocks", "blocks_inside"}),
     "compare": ((), {"compare"}),
 }
+# Those of a loop: what each reads beside a run, and its pictures.
+LOOPS = {
+    "decode": (("Sheep", "--length", "6", "--pairs", "2"), {"decode"}),
+    "sharpness": (("--products", "3", "--rows", "2"), {"sharpness"}),
+    "noise": (("--batches", "2"), set[str]()),
+    "coordinates": (("--width", "8", "--width", "16", "--width", "32", "--steps", "1"), {"coordinates"}),
+    "advice": ((), set[str]()),
+}
 
 
 def models(verb: str, trained: Path) -> tuple[Path, ...]:
@@ -48,6 +56,35 @@ def test_every_verb_prints_and_writes_its_finding(run: Run, trained: Path, folde
     for name in pictures:
         assert (folder / f"{name}.png").read_bytes().startswith(PNG)
         assert "<svg" in (folder / f"{name}.svg").read_text()
+
+
+@pytest.fixture(scope="module")
+def watched(run: Run, text_folder: Path, tiny: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("watched") / "run"
+    measured = ("analysis.quantities=[sharpness,noise,layers]", "analysis.interval=2")
+    ended = run("train", "--data", text_folder, "--output", output, "--quiet", *tiny, *measured, "device=cpu")
+    assert ended.code == 0, ended.err
+    return output
+
+
+@pytest.mark.parametrize("verb", LOOPS)
+def test_every_loop_prints_and_writes_its_finding(run: Run, watched: Path, folder: Path, verb: str) -> None:
+    options, pictures = LOOPS[verb]
+    before = {path: path.stat().st_mtime_ns for path in watched.rglob("*")}
+    ended = run("analyze", verb, watched, *options, "--output", folder)
+    assert ended.code == 0, ended.err
+    stored = json.loads((folder / f"{verb}.json").read_text())
+    assert stored["analysis"] == verb and stored["sentences"]
+    for sentence in (*stored["sentences"], *stored["notes"]):
+        assert sentence in ended.out
+    assert all((folder / f"{name}.png").read_bytes().startswith(PNG) for name in pictures)
+    assert {path: path.stat().st_mtime_ns for path in watched.rglob("*")} == before
+
+
+def test_a_healthy_run_has_no_advice_to_try(run: Run, watched: Path) -> None:
+    assert "The analysis of this run gives no advice." in run("analyze", "advice", watched).out
+    refused = run("analyze", "advice", watched, "--try")
+    assert refused.code == 2 and "There is no advised change of a setting to try" in refused.err
 
 
 def test_a_finding_is_replaced_only_when_asked(run: Run, trained: Path, tmp_path: Path) -> None:

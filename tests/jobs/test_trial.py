@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, TrainingError, UsageError
 from sheepop.core.json_lines import read_json_lines
-from sheepop.interpret.control.advice import BATCH, LAYER, RATE, SCORES, Advice
+from sheepop.evaluate.statistics import Difference
+from sheepop.interpret.control.advice import BATCH, LAYER, RATE, SCORES, Advice, advice_of
 from sheepop.jobs.advice import advise
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.branch import write_branch
@@ -22,7 +24,7 @@ from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.run.record import StoredRun, view_run_config
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train as resumed
-from sheepop.jobs.trial import Trial, advised_settings, try_advice
+from sheepop.jobs.trial import Arm, Trial, advised_settings, try_advice
 
 from ..running import train
 from ..train.runs import TIMING
@@ -114,7 +116,8 @@ def test_without_a_checkpoint_before_the_evidence_both_begin_at_step_0(leaping: 
     trial = tried(leaping, Advice(RATE, 1, "", {"training.learning_rate": 0.5}))
     assert (trial.begin, trial.as_it_was.run) == (0, leaping.path)
     assert (
-        trial.sentences()[0] == "The run has no checkpoint from before step 1, so both runs start from the beginning."
+        trial.sentences()[0] == "The run has no checkpoint from before step 1 with the state of its optimizer, so both "
+        "runs start from the beginning."
     )
     was, advised = (rows_of(run, "train") for run in (leaping.path, trial.as_advised.run))
     assert [row["batch_hash"] for row in was] == [row["batch_hash"] for row in advised]
@@ -153,6 +156,39 @@ def test_a_run_that_fails_loses_against_one_that_does_not(
     assert trial.sentences()[-1] == "The advice helped: the run as advised reaches its end."
 
 
+def test_a_run_without_a_finite_loss_has_diverged(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    """The step with the rate 1e30 is the fifth; the sixth one is skipped, and the run reaches its end."""
+    leap = (*LATE[:2], "training.learning_rate=1e30", "training.schedule_points=[[0,1e-33],[3,1e-33],[4,1.0]]")
+    run = train(configured(tmp_path / "run", *SETTINGS, *leap, "analysis.quantities=[]", "training.max_grad_norm=null"))
+    cure = Advice(RATE, 3, "", {"training.learning_rate": 1e-30})
+    trial = tried(RunDirectory(run.run), cure)
+    assert (trial.as_it_was.run, trial.as_it_was.loss, trial.difference) == (run.run, None, None)
+    assert trial.as_advised.loss == pytest.approx(rows_of(trial.as_advised.run, "validation")[-1]["loss"], rel=1e-5)
+    assert trial.sentences()[-2:] == [
+        "The run as it was fails: It diverged. Since step 6 its loss is not finite.",
+        "The advice helped: the run as advised reaches its end.",
+    ]
+    harm = tried(RunDirectory(trial.as_advised.run), Advice(RATE, 3, "", {"training.learning_rate": 1e30}))
+    assert harm.sentences()[-2:] == [
+        "The run as advised fails: It diverged. Since step 6 its loss is not finite.",
+        "The advice did not help.",
+    ]
+
+
+def test_a_checkpoint_without_the_state_of_its_optimizer_is_passed_over(leaping: RunDirectory, tmp_path: Path) -> None:
+    shutil.copytree(leaping.path, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    advice = Advice(RATE, 5, "", {"training.learning_rate": 0.5})
+    older = [step for step in run.steps() if step < advice.step]
+    shutil.rmtree(run.checkpoint(older.pop()) / "state")
+    assert tried(run, advice).begin == older[-1]
+    for step in older:
+        shutil.rmtree(run.checkpoint(step) / "state")
+    trial = tried(run, advice)
+    assert trial.begin == 0
+    assert trial.why == "The run has no checkpoint from before step 5 with the state of its optimizer"
+
+
 def test_changed_data_and_an_old_trial_are_refused(
     configured: Callable[..., SheepOpConfig], text_folder: Path, tmp_path: Path
 ) -> None:
@@ -170,6 +206,25 @@ def test_changed_data_and_an_old_trial_are_refused(
     (tmp_path / "run-advised" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match="already holds a run"):
         try_advice(run.path, stored_run(run), advice, overwrite=False, console=Console.silent())
+
+
+def test_the_trial_in_the_documents_has_the_words_of_the_program() -> None:
+    """The numbers are those of docs/control.md; the run measured more often, and other shares between these two."""
+    usual = {"split": "analysis", "sharpness": 3.55e4, "sharpness_limit": 188.0, "sharpness_certain": 2.0}
+    place = {"sharpest": "embedding", "sharpest_share": 0.95, "sharpest_at": "embedding.weight"}
+    elsewhere = {"sharpest": "blocks.1", "sharpest_share": 0.6}
+    shares = {20: {"sharpness_share": 2.2, **elsewhere}, 240: {"sharpness_share": 188.95, **place}}
+    rows = [
+        {"step": step, "turning_factor": 2.0, "sharpest_at_share": 0.95, **usual, **row} for step, row in shares.items()
+    ]
+    (advice,) = advice_of([*rows, {**rows[0], "step": 260, "sharpness_share": 0.287}])
+    why = "The run has no checkpoint from before step 20 with the state of its optimizer"
+    difference = Difference(-0.4108, (-0.4270, -0.3955), 0.0005, 312)
+    arms = Arm(Path("runs/fast"), 3.0), Arm(Path("runs/fast-advised"), 2.6)
+    trial = Trial({"training.learning_rate": 0.000794}, 0, 600, why, *arms, difference)
+    page = " ".join((Path(__file__).parents[2] / "docs" / "control.md").read_text(encoding="utf-8").split())
+    for sentence in (advice.words, *trial.sentences()):
+        assert sentence in page
 
 
 def test_advised_settings_fit_the_run() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +14,11 @@ from sheepop.core.files import write_json
 from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import Advice, advice_of
 from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.run.open import find_resumable
 from sheepop.jobs.trial import Trial, try_advice
+from sheepop.report.palette import TRAIN, VALIDATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,23 @@ class AdviceFinding(Finding):
         """The advice, and whether it helped."""
         lines = [each.words for each in self.advice] or ["The analysis of this run gives no advice."]
         return lines if self.trial is None else [*lines, *self.trial.sentences()]
+
+    def pictures(self) -> Iterator[Picture]:
+        """The losses of both runs of a trial, which part at the step of the checkpoint."""
+        if self.trial is None:
+            return
+        figure, axes = panel(7, 4, "The run as it was and as advised")
+        arms = (("as it was", self.trial.as_it_was, VALIDATION), ("as advised", self.trial.as_advised, TRAIN))
+        for name, arm, colour in arms:
+            rows = read_json_lines(RunDirectory(arm.run).metrics_file).rows
+            trained = [row for row in rows if row["split"] == "train"]
+            steps, losses = ([row[key] for row in trained] for key in ("step", "loss"))
+            axes.plot(steps, losses, color=colour, linewidth=1.4, label=name)
+        axes.axvline(self.trial.begin, color="#848b94", linestyle="--", linewidth=1, label="the checkpoint")
+        axes.set(xlabel="Step", ylabel="Loss, nats per token")
+        axes.legend(frameon=False, fontsize=8)
+        plain(axes)
+        yield Picture("advice", figure, {})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data."""

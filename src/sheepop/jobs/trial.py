@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import torch
 
 from sheepop.checkpoint import RunDirectory, load_model
+from sheepop.checkpoint.run_directory import STATE
 from sheepop.core.config import value_text
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, TrainingError
+from sheepop.core.json_lines import read_json_lines
 from sheepop.data import Batches
 from sheepop.evaluate.statistics import Difference, paired_bootstrap
 from sheepop.interpret.control.advice import Advice
@@ -43,7 +46,8 @@ _WHOLE: Mapping[str, Any] = {
 class Arm:
     """One of the two runs of a trial, with its held-out loss in nats per token after the last step.
 
-    The loss is None if nothing is held out, or if the run ended with the error `failure`.
+    The loss is None if nothing is held out, or if the run failed: `failure` is the error with which it ended, or says
+    since which step its losses are not finite.
     """
 
     run: Path
@@ -139,29 +143,38 @@ def try_advice(run: Path, stored: StoredRun, advice: Advice, *, overwrite: bool,
     """
     directory, settings = RunDirectory(run), advised_settings(stored.config, advice)
     end = stored.config.training.resolved().total_steps
-    begin = max((step for step in directory.steps() if step < advice.step), default=0)
-    why = None
+    older = [step for step in directory.steps() if step < advice.step and (directory.checkpoint(step) / STATE).is_dir()]
+    start, why = max(older, default=None), None
     if any(key.startswith("model.") for key in settings):
-        begin, why = 0, f"{next(iter(settings))} changes the network, and the weights of a checkpoint do not fit it"
-    elif begin not in directory.steps():
-        why = f"The run has no checkpoint from before step {advice.step:,}"
-    start = None if why is not None else begin
+        start, why = None, f"{next(iter(settings))} changes the network, and the weights of a checkpoint do not fit it"
+    elif start is None:
+        why = f"The run has no checkpoint from before step {advice.step:,} with the state of its optimizer"
 
     def taken(name: str, given: Mapping[str, Any]) -> Arm:
-        place = RunDirectory(run.resolve().with_name(f"{run.resolve().name}-{name}"))
         if not given and end in directory.steps():
             return Arm(run)
+        here, place = Path.cwd(), run.resolve().with_name(f"{run.resolve().name}-{name}")
+        place = place.relative_to(here) if place.is_relative_to(here) else place
         try:
-            _take(stored, directory, start, {**_WHOLE, **given}, place, overwrite, console)
+            _take(stored, directory, start, {**_WHOLE, **given}, RunDirectory(place), overwrite, console)
         except TrainingError as error:
-            return Arm(place.path, failure=str(error))
-        return Arm(place.path)
+            return Arm(place, failure=str(error))
+        return Arm(place)
 
     arms = taken("as-it-was", {}), taken("advised", settings)
     losses, difference = _compared(run, stored.config, [arm.run for arm in arms if arm.failure is None], end)
     left = iter(losses)
-    was, advised = (arm if arm.failure is not None else Arm(arm.run, next(left, None)) for arm in arms)
-    return Trial(settings, begin, end, why, was, advised, difference)
+    was, advised = (arm if arm.failure is not None else _ended(arm.run, next(left, None), end) for arm in arms)
+    return Trial(settings, start or 0, end, why, was, advised, difference)
+
+
+def _ended(run: Path, loss: float | None, end: int) -> Arm:
+    """The arm of a run that reached its `end` with this held-out loss, which is not finite if the run diverged."""
+    if loss is None or math.isfinite(loss):
+        return Arm(run, loss)
+    rows = read_json_lines(RunDirectory(run).metrics_file).rows
+    since = next((row["at_step"] for row in rows if row.get("kind") == "non-finite"), end)
+    return Arm(run, failure=f"It diverged. Since step {since:,} its loss is not finite.")
 
 
 def _take(
@@ -206,7 +219,7 @@ def _compared(run: Path, config: SheepOpConfig, runs: list[Path], step: int) -> 
         return [], None
     counts = found[0][1]
     means = [float(sums.sum() / counts.sum()) for sums, _ in found]
-    if len(found) < 2:
+    if len(found) < 2 or not all(map(math.isfinite, means)):
         return means, None
     was, advised = (sums / np.maximum(counts, 1) for sums, _ in found)
     return means, paired_bootstrap(advised, was, counts)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.quantization import quantize
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.interpret.control.analyses import Analyses
 from sheepop.interpret.control.operating_point import OperatingPoint, plain_copy
@@ -87,6 +88,27 @@ def test_quantised_weights_are_dequantised_and_that_is_said() -> None:
     torch.testing.assert_close(plain(ids), model(ids), rtol=0, atol=1e-3)
     found = Analyses(model, CharTokenizer()).at("sheep")
     assert found.notes == notes and plain.lm_head.weight is plain.embedding.weight
+
+
+@pytest.mark.parametrize(("kind", "stored_in"), [("int8", "int8"), ("int4", "int4 and int8")])
+def test_analyses_of_quantised_weights_are_those_of_the_weights_they_stand_for(kind: str, stored_in: str) -> None:
+    """int4 leaves some matrices at int8."""
+    model = quantize(toy(d_model=32), kind)
+    plain = toy(d_model=32)
+    stored = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in plain.named_parameters():
+            given = stored[name]
+            weight.copy_(given.rows() if isinstance(given, StoredWeight) else given)
+    ours, theirs = (Analyses(each, CharTokenizer()) for each in (model, plain))
+    for verb, options in (
+        ("influence", {}),
+        ("blocks", {"fed": 1, "probes": 4}),
+        ("decode", {"length": 4, "pairs": 2}),
+    ):
+        found, expected = (getattr(each, verb)("sheep", **options).to_dict() for each in (ours, theirs))
+        assert f"Weights stored in {stored_in} were dequantised." in found.pop("notes")
+        assert expected.pop("notes") and found == expected
 
 
 def not_a_number(model: Transformer) -> Transformer:

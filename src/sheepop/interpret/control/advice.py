@@ -194,11 +194,7 @@ def _matrix(row: Row) -> str:
 
 
 def _streak(
-    rows: Sequence[Row],
-    key: str,
-    least: float,
-    count: int = _SEVERAL,
-    holds: Callable[[Row], bool] = lambda row: True,
+    rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL, holds: Callable[[Row], bool] = lambda row: True
 ) -> list[Row]:
     """The first stretch of `count` rows or more that hold and have a `key` of at least `least`; empty if none has."""
     measured = [row for row in rows if number(row.get(key)) is not None]

@@ -71,13 +71,7 @@ class Analyses:
         return compare_points(self.at(prompt), other.at(prompt), probes=probes, seed=seed)
 
     def decode(
-        self,
-        prompt: Text,
-        settings: GenerationConfig | None = None,
-        *,
-        length: int = 48,
-        pairs: int = 8,
-        seed: int = 0,
+        self, prompt: Text, settings: GenerationConfig | None = None, *, length: int = 48, pairs: int = 8, seed: int = 0
     ) -> Decode:
         """The closed loop of generation after a prompt, by default with the usual settings; see `decode`."""
         point = self.at(prompt)

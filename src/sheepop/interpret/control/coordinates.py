@@ -59,18 +59,14 @@ def widened(config: ModelConfig, width: int) -> ModelConfig:
         )
     tree = config.model_dump()
     tree["d_model"] = width
-    for name in _SCALED:
-        size = tree[name]
-        sizes = size if isinstance(size, tuple) else (size,)
-        if size is None:
-            continue
+    for name, sizes in _sizes(config).items():
         if any(each * width % config.d_model for each in sizes):
             raise ConfigError(
-                f"At the width {width} model.{name} = {size} is no whole number times {width}/{config.d_model}. Choose "
-                "other widths with --width."
+                f"At the width {width} model.{name} = {tree[name]} is no whole number times {width}/{config.d_model}. "
+                "Choose other widths with --width."
             )
         wide = tuple(each * width // config.d_model for each in sizes)
-        tree[name] = wide if isinstance(size, tuple) else wide[0]
+        tree[name] = wide if isinstance(tree[name], tuple) else wide[0]
     if config.position_encoding == "sinusoidal" and config.mup_base_d_model is None:
         tree["embedding_scale"] *= math.sqrt(width / config.d_model)
     return ModelConfig(**tree)
@@ -78,11 +74,16 @@ def widened(config: ModelConfig, width: int) -> ModelConfig:
 
 def usual_widths(config: ModelConfig) -> tuple[int, ...]:
     """Four widths, each twice the one before: up to the network's own, as far as its heads and units can be halved."""
-    given = [getattr(config, name) for name in ("d_model", *_SCALED)]
-    sizes = [size for each in given if each is not None for size in (each if isinstance(each, tuple) else (each,))]
+    sizes = [config.d_model, *(size for each in _sizes(config).values() for size in each)]
     halvings = min(3, *((size & -size).bit_length() - 1 for size in sizes))
     lowest = config.d_model >> halvings
     return tuple(lowest << power for power in range(4))
+
+
+def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The sizes that follow the width: one, or one for each layer."""
+    given = {name: getattr(config, name) for name in _SCALED}
+    return {name: size if isinstance(size, tuple) else (size,) for name, size in given.items() if size is not None}
 
 
 def activations_of(model: Transformer, batch: TensorBatch) -> dict[str, Tensor]:
@@ -173,10 +174,7 @@ class Coordinates(Finding):
             )
         ]
         head = ["place", "at start", "change", "interval", *(f"d_model {width}" for width in self.widths)]
-        return [
-            f"Factors for each doubling of the width, and changes after {self._steps}:",
-            *columns(head, rows),
-        ]
+        return [f"Factors for each doubling of the width, and changes after {self._steps}:", *columns(head, rows)]
 
     @property
     def _steps(self) -> str:

@@ -159,12 +159,5 @@ def _sum(axes: Axes, x: float, y: float) -> None:
 
 
 def _arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], **style: Any) -> None:
-    look = {
-        "arrowstyle": "-|>",
-        "color": _INK,
-        "linewidth": 1.0,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "mutation_scale": 9,
-    } | style
-    axes.annotate("", xy=end, xytext=begin, arrowprops=look)
+    look = {"arrowstyle": "-|>", "color": _INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 9}
+    axes.annotate("", xy=end, xytext=begin, arrowprops=look | style)

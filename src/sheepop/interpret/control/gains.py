@@ -16,14 +16,7 @@ from torch import Tensor
 from sheepop.core.facts import counted
 from sheepop.interpret.control.drawing import heat_map, lines_by_layer
 from sheepop.interpret.control.finding import PromptFinding, columns
-from sheepop.interpret.control.jacobian import (
-    Interval,
-    LinearMap,
-    Spectrum,
-    probed,
-    singular_values,
-    typical_gain,
-)
+from sheepop.interpret.control.jacobian import Interval, LinearMap, Spectrum, probed, singular_values, typical_gain
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
@@ -64,6 +57,11 @@ class BlockGains:
     focus: int
     focus_share: float
     reached: Interval
+
+    @property
+    def by_name(self) -> dict[str, Gain]:
+        """The gains of the parts and of the block itself by name."""
+        return {gain.name: gain for gain in (self.block, *self.parts)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,43 +126,39 @@ class Gains(PromptFinding):
             ]
             for layer, found in enumerate(self.blocks)
         ]
-        parts = [["block", *self.part_names]]
-        for layer, found in enumerate(self.blocks):
-            own = {part.name: part for part in found.parts}
-            parts.append([str(layer), *(both(own.get(name)) for name in self.part_names)])
-        return [*columns(head, rows), "", "Largest and typical gain of each part:", *columns(parts[0], parts[1:])]
+        parts = [
+            [str(layer), *(both(found.by_name.get(name)) for name in self.part_names)]
+            for layer, found in enumerate(self.blocks)
+        ]
+        words = "Largest and typical gain of each part:"
+        return [*columns(head, rows), "", words, *columns(["block", *self.part_names], parts)]
 
     def sentences(self) -> list[str]:
         """What stands out."""
-        found = []
         order = sorted(enumerate(self.blocks), key=lambda each: -each[1].block.largest)
         strong = [each for each in order[1:] if each[1].block.largest > _STRONG * each[1].block.typical.value]
-        for layer, gains in sorted([order[0], *strong[: _NAMED - 1]], key=lambda each: each[0]):
-            block = gains.block
-            found.append(
-                f"Block {layer} multiplies by {block.largest:.3g} along one direction, {gains.focus_share:.0%} "
-                f"of which lies at {self.named(gains.focus)}, and by {block.typical.value:.3g} along a random one."
-            )
+        found = [
+            f"Block {layer} multiplies by {gains.block.largest:.3g} along one direction, {gains.focus_share:.0%} of "
+            f"which lies at {self.named(gains.focus)}, and by {gains.block.typical.value:.3g} along a random one."
+            for layer, gains in sorted([order[0], *strong[: _NAMED - 1]], key=lambda each: each[0])
+        ]
         if more := len(strong[_NAMED - 1 :]):
             found.append(
                 f"{counted(more, 'more block')} {'multiplies' if more == 1 else 'multiply'} one direction more than "
                 f"{_STRONG:.0f} times as much as a random one."
             )
         whole = self.whole
-        found.append(
+        return [
+            *found,
             f"All blocks together multiply by {whole.largest:.3g} along one direction and by {whole.typical.value:.3g} "
             f"along a random one. The product of the blocks' largest gains is {self.product:.3g}; their directions "
-            "would have to be aligned to reach it."
-        )
-        found.append(
+            "would have to be aligned to reach it.",
             f"A change of length e of the last vector changes the next-token prediction by at most "
-            f"{self.head.largest**2 / 2:.3g} e^2 nats."
-        )
-        return found
+            f"{self.head.largest**2 / 2:.3g} e^2 nats.",
+        ]
 
     def pictures(self) -> Iterator[Picture]:
         """The gains by layer, the largest gain of every part, and the gain in nats of every layer and token."""
-        layers = range(len(self.blocks))
         drawn = {
             "Largest": [found.block.largest for found in self.blocks],
             "Typical": [found.block.typical.value for found in self.blocks],
@@ -173,11 +167,8 @@ class Gains(PromptFinding):
         }
         yield lines_by_layer("gains_by_block", "Gain of each block", drawn, "Gain")
         names = ["block", *self.part_names]
-        table = []
-        for found in self.blocks:
-            own = {"block": found.block, **{part.name: part for part in found.parts}}
-            table.append([own[name].largest if name in own else math.nan for name in names])
-        rows = [f"block {layer}" for layer in layers]
+        table = [[getattr(found.by_name.get(name), "largest", math.nan) for name in names] for found in self.blocks]
+        rows = [f"block {layer}" for layer in range(len(self.blocks))]
         yield heat_map("gains_of_parts", "Largest gain of each part", torch.tensor(table), rows, names, "Gain")
         title, rows = "What a change does to the next token", [*(f"before {row}" for row in rows), "after the last"]
         meaning = "Typical gain in root nats"

@@ -92,14 +92,13 @@ class Influence(PromptFinding):
 
     def pictures(self) -> Iterator[Picture]:
         """A map of each measure."""
-        titles = {
-            "influence": "Share of influence",
-            "rollout": "Attention rollout",
-            "attention": "Mean attention weight",
+        files = {
+            "influence": ("influence", "Share of influence"),
+            "rollout": ("influence_rollout", "Attention rollout"),
+            "attention": ("influence_attention", "Mean attention weight"),
         }
         for name, shares in self.shares.items():
-            file = name if name == "influence" else f"influence_{name}"
-            yield heat_map(file, titles[name], shares, self.labels, self.labels, "Share of the row")
+            yield heat_map(*files[name], shares, self.labels, self.labels, "Share of the row")
 
 
 def influence(point: OperatingPoint, *, probes: int = 4, seed: int = 0) -> Influence:

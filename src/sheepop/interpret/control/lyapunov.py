@@ -58,15 +58,10 @@ def lyapunov_exponent(
         if number >= settling:
             growths.append(math.log(max(size, torch.finfo(state.dtype).eps * float(state.norm())) / distance))
         direction = moved if size > 0 else direction
-    per_block = max(1, steps // blocks)
-    means = [
-        sum(part) / len(part)
-        for start in range(0, len(growths), per_block)
-        if len(part := growths[start : start + per_block]) == per_block
-    ]
-    mean = sum(growths) / len(growths)
-    error = math.sqrt(sum((each - mean) ** 2 for each in means) / max(1, len(means) - 1) / len(means))
-    return Exponent(mean, error, steps)
+    found, per_block = torch.tensor(growths, dtype=torch.float64), max(1, steps // blocks)
+    means, mean = found.unfold(0, per_block, per_block).mean(-1), found.mean()
+    variance = (means - mean).square().sum() / max(1, len(means) - 1)
+    return Exponent(float(mean), float((variance / len(means)).sqrt()), steps)
 
 
 class SoftLoop:

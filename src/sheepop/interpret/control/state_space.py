@@ -123,36 +123,30 @@ class StateSpace(PromptFinding):
 
     def sentences(self) -> list[str]:
         """What can be controlled, what can be observed, and what the seed changes."""
-        found = []
-        done = [reach for reach in self.reaches if reach.real is not None]
-        if done:
-            nearest = min(done, key=lambda reach: reach.real or 0.0)
-            found.append(
-                f"A change of {nearest.real or 0.0:.3g}, {(nearest.real or 0.0) / self.length:.1%} of the embedding of "
-                f"{self.named(self.position)}, makes {visible_line(nearest.text)!r} the likeliest next token; the "
-                f"linearised network says {nearest.linear:.3g}."
+        place = self.named(self.position)
+        reached = f"No change of {place} that was tried makes another token likeliest."
+        if done := [(reach.real, reach) for reach in self.reaches if reach.real is not None]:
+            real, nearest = min(done, key=lambda pair: pair[0])
+            reached = (
+                f"A change of {real:.3g}, {real / self.length:.1%} of the embedding of {place}, makes "
+                f"{visible_line(nearest.text)!r} the likeliest next token; the linearised network says "
+                f"{nearest.linear:.3g}."
             )
-        else:
-            found.append(f"No change of {self.named(self.position)} that was tried makes another token likeliest.")
         least = "" if self.observed.spectrum.is_whole else "at least "
-        found.append(
+        equal = "does not change" if self.passes_equal else "CHANGES"
+        return [
+            reached,
             f"Of {self.dimensions['numbers in a vector of the stream']:,} directions of this embedding, {least}"
             f"{self.distinct} can be told from the next-token prediction; the effective rank is "
-            f"{self.effective_rank:.1f}."
-        )
-        equal = "does not change" if self.passes_equal else "CHANGES"
-        found.append(
+            f"{self.effective_rank:.1f}.",
             f"The seed {equal} the forward pass. {_SEEDS} seeds of the sampler drew "
-            f"{counted(len(set(self.drawn)), 'different token')}."
-        )
-        return found
+            f"{counted(len(set(self.drawn)), 'different token')}.",
+        ]
 
     def pictures(self) -> Iterator[Picture]:
         """The largest gains of each block's system."""
-        drawn = {
-            name: [getattr(own.parts()[name], "largest", float("nan")) for own in self.blocks]
-            for name in self.blocks[0].parts()
-        }
+        parts = [own.parts() for own in self.blocks]
+        drawn = {name: [getattr(own[name], "largest", math.nan) for own in parts] for name in parts[0]}
         yield lines_by_layer("state_space", "Each block as a system at the last token", drawn, "Largest gain")
 
 

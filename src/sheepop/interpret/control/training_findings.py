@@ -123,8 +123,8 @@ class SharpnessFinding(Finding):
         figure, axes = panel(6, 3.8, f"Loss along the update of step {self.step + 1:,}")
         response = self.response
         most = 2 * max(1.0, response.turning)
-        shown = [pair for pair in zip(response.factors, response.losses, strict=True) if pair[0] <= most]
-        axes.plot(*zip(*shown, strict=True), color=TRAIN, marker="o", markersize=3)
+        near = [pair for pair in zip(response.factors, response.losses, strict=True) if pair[0] <= most]
+        axes.plot(*zip(*near, strict=True), color=TRAIN, marker="o", markersize=3)
         axes.axhline(response.losses[0], color=TRAIN, linestyle="--", linewidth=1, label="before the step")
         axes.axvline(1.0, color=VALIDATION, linewidth=1, label="the step itself")
         axes.set(xlabel="Size of the step, in steps of the run", ylabel="Nats per label")
@@ -170,12 +170,12 @@ class NoiseFinding(Finding):
             ]
         wanted = power_of_two(scale.rows)
         if size < scale.low:
-            said = f"is smaller: steps are mostly noise, and {wanted:,} rows need fewer steps for the same loss"
+            verdict = f"is smaller: steps are mostly noise, and {wanted:,} rows need fewer steps for the same loss"
         elif size > scale.high:
-            said = f"is larger: {wanted:,} rows learn about as much from each step, for less work"
+            verdict = f"is larger: {wanted:,} rows learn about as much from each step, for less work"
         else:
-            said = "is about as large, which is a good size"
-        return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {said}."]
+            verdict = "is about as large, which is a good size"
+        return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {verdict}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data."""
