@@ -55,7 +55,7 @@ class AdviceFinding(Finding):
         arms = (("as it was", self.trial.as_it_was, VALIDATION), ("as advised", self.trial.as_advised, TRAIN))
         for name, arm, colour in arms:
             rows = read_json_lines(RunDirectory(arm.run).metrics_file).rows
-            trained = [row for row in rows if row["split"] == "train"]
+            trained = [row for row in rows if row.get("split") == "train"]
             steps, losses = ([row[key] for row in trained] for key in ("step", "loss"))
             axes.plot(steps, losses, color=colour, linewidth=1.4, label=name)
         axes.axvline(self.trial.begin, color="#848b94", linestyle="--", linewidth=1, label="the checkpoint")
