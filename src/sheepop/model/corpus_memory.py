@@ -166,14 +166,14 @@ def in_rows(input_ids: Tensor, depths: Tensor, row_length: int, *, only_last: bo
     """
     count, device = input_ids.shape[1], input_ids.device
     queries = 1 if only_last else count
-    places, at = torch.arange(count, device=device), torch.arange(count - queries, count, device=device)[:, None]
+    places, ends = torch.arange(count, device=device), torch.arange(count - queries, count, device=device)[:, None]
     is_equal_BQT = input_ids[:, -queries:, None] == input_ids[:, None]
-    is_equal_BQT &= (places < at) & (places > at - row_length)
+    is_equal_BQT &= (places < ends) & (places > ends - row_length)
     row, query, place = is_equal_BQT.nonzero(as_tuple=True)
-    # The tokens that are compared lie in the documents of the query and of the place, and in the window of the query.
-    most = depths[row, query + count - queries].minimum(depths[row, place])
-    most = most.minimum(place - query - count + queries + row_length).clamp(max=_ROW_LONGEST)
-    flat, there, back = input_ids.flatten(), row * count + place, query + count - queries - place
+    end = query + count - queries
+    # The tokens that are compared lie in the documents of both places, and in the window that ends with the later one.
+    most = depths[row, end].minimum(depths[row, place]).minimum(place - end + row_length).clamp(max=_ROW_LONGEST)
+    flat, there, back = input_ids.flatten(), row * count + place, end - place
     lengths, alive = torch.zeros_like(place), torch.arange(len(place), device=device)
     for distance in range(_ROW_LONGEST):
         alive = alive[most[alive] > distance]
