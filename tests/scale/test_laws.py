@@ -165,6 +165,18 @@ def test_the_closed_form_is_the_numeric_minimum(flops: float):
     assert 6 * parameters * tokens == pytest.approx(flops)
 
 
+def test_a_text_is_not_read_more_often_than_allowed():
+    flops, unique = 1e18, 1e8
+    parameters, tokens = SMALL.optimum(flops)
+    often = tokens / unique
+    assert often > 4
+    # Without a price for repetition, the best size is the smallest one that is allowed.
+    never = Use(unique, repetitions=math.inf, most_passes=4.0)
+    assert best_size(SMALL, flops, use=never) == pytest.approx((flops / (6 * 4 * unique), 4 * unique), rel=1e-4)
+    enough = Use(unique, repetitions=math.inf, most_passes=2 * often)
+    assert best_size(SMALL, flops, use=enough) == pytest.approx((parameters, tokens), rel=1e-4)
+
+
 def test_time_that_grows_like_operations_gives_the_same_size_and_a_fixed_part_a_larger_one():
     seconds = best_size(SMALL, 100.0, Cost(each=6 / 1e12))
     assert seconds == pytest.approx(SMALL.optimum(1e14), rel=1e-4)

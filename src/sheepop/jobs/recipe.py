@@ -34,7 +34,7 @@ _SHORT_CONVOLUTION = 3
 _NGRAM_ORDERS = (2, 3)
 _MOST_NGRAM_ROWS, _FEWEST_NGRAM_ROWS = 65_536, 1024
 _BYTES_PER_NGRAM_ROW = 48
-_MOST_PASSES_OF_NGRAMS = 3.5  # they memorise a text that is read more often: bench/results/minutes.md
+MOST_PASSES_OF_NGRAMS = 3.5  # they memorise a text that is read more often: bench/results/minutes.md
 _HEAD_DIM = 32
 # Limits by the amount of text: bytes per vocabulary entry, fewest bytes for a subword vocabulary, weights per byte, and
 # the epochs after which a small model learns little more from the same text.
@@ -218,7 +218,7 @@ def choose_tokenizer(size: Size, num_bytes: int) -> dict[str, Any]:
 def own_parts(num_bytes: int, passes: float) -> dict[str, Any]:
     """The parts of a decoder that only SheepOp computes, for a text of this size that is read so many times."""
     tables = {"orders": list(_NGRAM_ORDERS), "rows": _ngram_rows(num_bytes)}
-    return {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables if passes <= _MOST_PASSES_OF_NGRAMS else None}
+    return {"short_convolution": _SHORT_CONVOLUTION, "ngrams": tables if passes <= MOST_PASSES_OF_NGRAMS else None}
 
 
 def _ngram_rows(num_bytes: int) -> int:

@@ -31,7 +31,14 @@ from sheepop.jobs.family_runs import (
     side_by_side,
     train_member,
 )
-from sheepop.jobs.recipe import ARCHITECTURE, choose_size, choose_tokenizer, own_parts, text_bytes
+from sheepop.jobs.recipe import (
+    ARCHITECTURE,
+    MOST_PASSES_OF_NGRAMS,
+    choose_size,
+    choose_tokenizer,
+    own_parts,
+    text_bytes,
+)
 from sheepop.jobs.recipe_sizes import Size
 from sheepop.jobs.run.listing import read_run
 from sheepop.model import ModelConfig
@@ -248,7 +255,8 @@ def _begin(request: ScaleRequest, console: Console) -> None:
     members = plan_family(
         spend, vocab_size, lambda flops: weights * (flops / total) ** share, step_tokens, request.sizes
     )
-    use = Use(float(unique), request.repetitions, request.inference)
+    most_passes = None if model.get("ngrams") is None else MOST_PASSES_OF_NGRAMS
+    use = Use(float(unique), request.repetitions, request.inference, most_passes)
     corpus_path = str(place.absolute())
     family = Family(corpus_path, vocab_size, unique, tuple(members), settings, request.budget, use, total, recipe)
     validate(SheepOpConfig, settings_of(family, members[0], request.output))

@@ -48,16 +48,22 @@ class Use:
 
     Of the text, `unique` tokens are different; repeated ones are worth what `effective_tokens` says. The budget also
     pays for writing or reading `inference` tokens later, each a third of the cost of a training token (Sardana and
-    Frankle 2023, arXiv 2401.00448, equation 1: 6 N D + 2 N D').
+    Frankle 2023, arXiv 2401.00448, equation 1: 6 N D + 2 N D'). The text is read at most `most_passes` times, if these
+    are given: beyond them a network that memorises text is no longer described by that law.
     """
 
     unique: float | None = None
     repetitions: float = REPETITIONS
     inference: float = 0.0
+    most_passes: float | None = None
 
     def tokens(self, budget: float, cost: Cost, parameters: float) -> float:
         """The training tokens that the budget leaves for a model of this size; 0 or less if it cannot pay for any."""
         return budget / cost.of_token(parameters) - self.inference / 3
+
+    def allows(self, tokens: float) -> bool:
+        """Whether the text may be read so often."""
+        return self.unique is None or self.most_passes is None or tokens <= self.most_passes * self.unique
 
     def worth(self, tokens: float) -> float:
         """The new tokens that are worth as much as these."""
@@ -73,7 +79,10 @@ def best_size(law: Law, budget: float, cost: Cost = Cost(), use: Use = Use()) ->
 
     def loss(log_n: float) -> float:
         parameters = math.exp(log_n)
-        found = law.loss(parameters, use.worth(use.tokens(budget, cost, parameters)))
+        tokens = use.tokens(budget, cost, parameters)
+        if not use.allows(tokens):  # a larger network reads the text less often
+            return 1e9 * (1 + math.log(_LARGEST) - log_n)
+        found = law.loss(parameters, use.worth(tokens))
         return found if math.isfinite(found) else 1e9 * (1 + log_n)
 
     grid = np.linspace(math.log(_SMALLEST), math.log(_LARGEST), 200)

@@ -117,6 +117,11 @@ class Scaled:
             notes.append(
                 f"The text is read {passes:.1f} times, which is worth {worth:,.3g} new tokens (Muennighoff 2023)."
             )
+        if family.use.most_passes is not None:
+            notes.append(
+                f"No size is considered for which the budget reads the text more than {family.use.most_passes:g} "
+                "times, because n-gram embeddings would memorise it."
+            )
         if family.use.inference:
             notes.append(f"The budget also pays for reading or writing {family.use.inference:,.3g} tokens later.")
         return notes
