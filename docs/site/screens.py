@@ -60,6 +60,8 @@ def _nothing(page: Page) -> None:
     """Shows a state as its address opens it."""
 
 
+# The views of a trace that have nothing to open.
+_TRACE = ("text", "embedding", "projections", "forward", "stream", "lens", "growth", "space", "checks")
 # Name: the address behind `#`, and what is done there.
 STATES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "journey": ("room=trace", _nothing),
@@ -76,6 +78,8 @@ STATES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "stability": ("room=analysis&view=training", _nothing),
     "training": ("room=training", _nothing),
     "data": ("room=data", _nothing),
+    **{view: (f"room=trace&view={view}", _nothing) for view in _TRACE},
+    **{view: (f"room=analysis&view={view}", _nothing) for view in ("decode", "blocks", "compare")},
 }
 
 

@@ -23,7 +23,7 @@ from sheepop.report.palette import TRAIN, VALIDATION
 
 @dataclass(frozen=True, eq=False)
 class AdviceFinding(Finding):
-    """The advice of a run's analysis, most urgent first, and the trial of the first one that changes a setting.
+    """The advice of a run's analysis, most urgent first, and the trial of the first advised change of a setting.
 
     `measured` are the rows of the analysis, as the run's metrics have them.
     """

@@ -90,7 +90,7 @@ def emergence(directory: Path, tasks: Sequence[str], limit: int | None, seed: in
 
 
 def _corpus(directory: Path) -> Corpus | None:
-    """The corpus of a family or a run; None if a run has none."""
+    """Returns the corpus of a family or a run; None if a run has none."""
     if (directory / FAMILY).is_file():
         return Corpus.open(Family.read(directory).corpus, verify=False)
     run = RunDirectory(directory)

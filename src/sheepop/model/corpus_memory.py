@@ -96,7 +96,7 @@ class CorpusMemory(nn.Module):
         return max(self.index.longest, self.row_length)
 
     def recall(self, input_ids: Tensor, depths: Tensor, *, only_last: bool = False) -> Recalled:
-        """What followed the contexts that end with each of `input_ids` (B, T), as N = B T positions.
+        """Finds what followed the contexts that end with each of `input_ids` (B, T), N = B T positions.
 
         A context has at most `depths` (B, T) tokens. With `only_last` there are B positions, the last of each row.
         """
@@ -159,7 +159,7 @@ class CorpusMemory(nn.Module):
 
 
 def in_rows(input_ids: Tensor, depths: Tensor, row_length: int, *, only_last: bool = False) -> Places:
-    """What followed, in the row itself, the contexts that end with each of `input_ids` (B, T), as N = B T positions.
+    """Finds in the row itself what followed the contexts that end with each of `input_ids` (B, T), N = B T positions.
 
     A level is the longest context that ended at least so often in the `row_length` tokens before the prediction. The
     places with the longest contexts are read, and the newest of equal ones.
@@ -197,7 +197,7 @@ def in_rows(input_ids: Tensor, depths: Tensor, row_length: int, *, only_last: bo
 
 
 def _each_once(found: Places) -> Recalled:
-    """The tokens of the places of all levels, each once, the likeliest first."""
+    """Returns the tokens of the places of all levels, each once and the most frequent first."""
     read_NJS = found.tokens
     num_levels = read_NJS.shape[1]
     ordered = read_NJS.sort(-1).values

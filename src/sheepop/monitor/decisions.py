@@ -39,7 +39,7 @@ Decisions = Mapping[tuple[str, int], Decision]
 
 
 def read_decisions(directory: str | Path) -> tuple[dict[tuple[str, int], Decision], int]:
-    """The last decision on each answer, and the number of lines that are no decision; none without the file.
+    """Returns the last decision on each answer, and how many lines are no decision; without the file there are none.
 
     Raises `DataError` for a file that cannot be read.
     """

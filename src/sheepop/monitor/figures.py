@@ -148,7 +148,7 @@ def declines(text: str) -> bool:
 
 
 def least_sure(answers: Sequence[Answered], most: int = 5) -> list[Answered]:
-    """The answers without votes of which the model was the least sure, by their mean log-probability."""
+    """Returns the answers without votes that have the lowest mean log-probability: the model was least sure of them."""
     known = [each for each in answers if not each.num_votes and each.mean_logprob is not None]
     return sorted(known, key=lambda each: each.mean_logprob or 0.0)[:most]
 

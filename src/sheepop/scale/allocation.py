@@ -62,7 +62,7 @@ class Use:
         return budget / cost.of_token(parameters) - self.inference / 3
 
     def allows(self, tokens: float) -> bool:
-        """Whether the text may be read so often."""
+        """Returns whether a run with these tokens reads the text at most `most_passes` times."""
         return self.unique is None or self.most_passes is None or tokens <= self.most_passes * self.unique
 
     def worth(self, tokens: float) -> float:

@@ -343,11 +343,11 @@ class TrainingConfig(Config):
         return self.replace(max_steps=pace.total_steps, pace=((0, pace.planned), *pace.revisions))
 
     def batch_sizes(self) -> Stages:
-        """The number of sequences in every step."""
+        """Returns the number of sequences in every step."""
         return Stages(self.batch_size_warmup, self.global_batch_size)
 
     def row_lengths(self, max_length: int) -> Stages:
-        """The row length of every step; raises `ConfigError` for a length that does not divide `max_length`."""
+        """Returns the row length of every step; raises `ConfigError` for a length that does not divide `max_length`."""
         for _, length in self.sequence_length_warmup:
             if max_length % length:
                 raise ConfigError(
@@ -357,7 +357,7 @@ class TrainingConfig(Config):
         return Stages(self.sequence_length_warmup, max_length)
 
     def resolved(self) -> ResolvedTraining:
-        """The settings of the loop; raises `ValueError` if one of them is still null or ``auto``."""
+        """Returns the settings of the loop; raises `ValueError` if one of them is still null or ``auto``."""
         known: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(ResolvedTraining)}
         known["pace"] = None
         if self.max_steps is not None:

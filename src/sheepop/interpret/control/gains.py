@@ -227,7 +227,7 @@ def parts_of_block(point: OperatingPoint, layer: int, steps: int, probes: int, s
 
 
 def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
-    """The typical gains from the embeddings to the stream behind each block."""
+    """Returns the typical gains from the embeddings to the stream after each block."""
     stacked = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
     size = point.states[0].numel()
     found = [each.sum((1, 2)) / size for each in probed(stacked.jvp, point.states[0], probes, seed, "reached")]
@@ -235,7 +235,7 @@ def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
 
 
 def _in_nats(point: OperatingPoint, probes: int, seed: int) -> Tensor:
-    """The typical gains (L + 1, T) of the stream before each block at each token to the next token's prediction."""
+    """Returns the typical gains (L + 1, T) from the stream before each block, at each token, to the next prediction."""
     first = point.states[:1].clone().requires_grad_()
     with torch.enable_grad():
         streams = [first, *point.run(0, point.num_layers, first)]

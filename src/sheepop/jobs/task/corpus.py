@@ -152,7 +152,7 @@ class CorpusTask(Task):
         return task
 
     def batches(self) -> Batches:
-        """The rows of the training text."""
+        """Returns the rows of the training text."""
         return build_batches(self.config, self.corpus.train, self.tokenizer())
 
     @cached_property
@@ -267,7 +267,7 @@ def set_initial_embeddings(model: Transformer, tokenizer: Tokenizer, path: Path,
 
 
 def _check_initial_embeddings(path: Path, d_model: int) -> None:
-    """Raises `ConfigError` or `DataError` if the first line of the file shows that it cannot be used."""
+    """Raises `ConfigError` or `DataError` if the first line of the file shows that the file cannot be used."""
     if (dimension := vector_dimension(path)) != d_model:
         raise ConfigError(
             f"The vectors in training.initial_embeddings = {path} have {dimension} numbers, but the model's have "

@@ -258,7 +258,7 @@ class Task(ABC):
         return TrainingEvaluations(model, self.tokenizer(), self.evaluation_set, device, ranks)
 
     def provenance(self) -> dict[str, Any]:
-        """What a checkpoint records about its data, besides the fingerprint."""
+        """Returns what a checkpoint records about its data besides the fingerprint."""
         return {}
 
     @abstractmethod
