@@ -185,7 +185,8 @@ def test_integers_in_tiles_are_the_rows_that_went_in(form: str, num_rows: int) -
     """Arranged in a copy or in place; rows, parts of a matrix, and each expert's matrix are found again."""
     weight = stored_as(drawn(2, num_rows, 96), form)
     numbers, scales, offsets = (part if part is None else part.clone() for part in weight.parts)
-    again = StoredWeight(weight.stored, numbers.clone(), scales, torch.float32, offsets, in_place=True)
+    given, *others = (part if part is None else part.clone() for part in (numbers, scales, offsets))
+    again = StoredWeight(weight.stored, given, others[0], torch.float32, others[1], in_place=True)
     for kept, part in zip(again.parts, (numbers, scales, offsets), strict=True):
         assert part is None if kept is None else torch.equal(kept, part)
     plain = stored_as(drawn(num_rows, 96), form)

@@ -11,6 +11,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,22 @@ MODEL = "google/gemma-3-270m-GGUF"
 PROMPT = "The three primary colours are"
 NUM_NEW = 16
 TEXT = Path(__file__).parents[2].joinpath("docs", "quantization.md").read_text(encoding="utf-8")[:1500]
+# The peak memory of a process with the tokenizer alone, or with the model that writes some text; the stored weights.
+MEMORY = """
+import json, sys
+import sheepop, sheepop.jobs.generate
+from sheepop.adapt.stored_weight import StoredWeight
+_, what, place = sys.argv
+weights = []
+if what == "tokenizer":
+    tokenizer = sheepop.load_tokenizer(place)
+else:
+    model = sheepop.load(place)
+    model.generate("The three primary colours are", max_new_tokens=8)
+    weights = [w.stored_bytes if isinstance(w, StoredWeight) else w.nbytes for w in model.model.parameters()]
+(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([int(peak) * 1024, sum(weights)]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +142,16 @@ def test_greedy_text_is_that_of_transformers(theirs: Any) -> None:
     (found,) = said("generate", MODEL, PROMPT, "--greedy", "--max-new-tokens", NUM_NEW)
     assert found["token_ids"] == greedy(theirs, ids_of(MODEL, PROMPT))
     print(f"  {PROMPT}{found['text']!r}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say how much memory a process had at most")
+def test_the_model_takes_little_more_memory_than_its_weights(pulled: dict[str, Any]) -> None:
+    (before, _), (peak, weights) = (
+        json.loads(subprocess.check_output([sys.executable, "-c", MEMORY, what, pulled["path"]]))
+        for what in ("tokenizer", "model")
+    )
+    assert peak - before < 1.15 * weights
+    print(f"  {(peak - before) / 1e6:,.0f} MB for {weights / 1e6:,.0f} MB of weights")
 
 
 def test_a_chat_continues_the_text() -> None:

@@ -81,13 +81,13 @@ class StoredWeight(Tensor):
         *,
         in_place: bool = False,
     ) -> StoredWeight:
-        """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange them anew `in_place`."""
+        """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange all parts anew `in_place`."""
         length = values.shape[-1] * (2 if stored == "int4" else 1)
         parts: Parts = values, scales, offsets
         in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
         if in_tiles:
             if scales is not None and scales.ndim == values.ndim:
-                scales, offsets = (part if part is None else tiles_of(part) for part in parts[1:])
+                scales, offsets = (part if part is None else tiles_of(part, in_place=in_place) for part in parts[1:])
             parts = tiles_of(units(values), in_place=in_place).view(values.dtype), scales, offsets
         return cls._wrapped(stored, parts, values.shape[-2], length, dtype, in_tiles)
 

@@ -110,7 +110,7 @@ class Quantization(Config):
     ) -> StoredWeight:
         """Combines numbers with their scales and offsets; it computes in `dtype`, or in the original type if None.
 
-        Numbers may be arranged anew `in_place`.
+        All parts may be arranged anew `in_place`.
         """
         numbers, scales, *rest = parts
         offsets, stored = next(iter(rest), None), _STORED.get(numbers.dtype, self.weights)

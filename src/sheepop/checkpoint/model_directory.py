@@ -41,6 +41,7 @@ from sheepop.checkpoint.model_source import resolve_model_directory
 from sheepop.checkpoint.run_directory import damaged_model
 from sheepop.checkpoint.vocabulary import require_fit
 from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights
+from sheepop.core.device import return_freed_memory
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import atomic_directory, read_json
 from sheepop.model import ModelConfig, Transformer, blank_model
@@ -185,8 +186,11 @@ def _read_stored(
         return nn.Parameter(quantization.matrix(name, parts, dtype, directory, in_place=True), requires_grad=False)
 
     whole = with_parts(tensors) if quantization is not None else {name: [tensor] for name, tensor in tensors.items()}
+    return_freed_memory()  # of the tokenizer and the tables of the file
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
+        found = dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
+    return_freed_memory()
+    return found
 
 
 def open_model(path: str | Path) -> ForeignModel:

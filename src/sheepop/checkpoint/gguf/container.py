@@ -87,6 +87,8 @@ class Container:
                 num_tensors, num_values = _read_head(cursor)
                 self.metadata, self._ends = _read_metadata(cursor, num_values)
                 records = _read_records(cursor, num_tensors, self._alignment(cursor), self._map)
+            # The list of a large vocabulary need not stay in the memory of this process beside the weights.
+            self._map.madvise(mmap.MADV_DONTNEED)
             self.tensors = {record.name: record for record in records}
             self._absorbed: list[Container] = []
         except BaseException:
