@@ -20,6 +20,8 @@ import torch
 import sheepop
 from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, noise_of, sharpness_of
+from sheepop.jobs.coordinates import CoordinatesRequest, check_coordinates
 from sheepop.model import build_model
 
 from ..command_line import COMMAND, Ended, Started
@@ -137,6 +139,23 @@ def test_a_pipeline_is_killed_and_goes_on_in_another_order(together: Together, a
     ends = together.run(2, ["train", "--resume", str(run), "--device", "cpu", "--quiet", *order])
     assert [end.code for end in ends] == [0, 0], ends
     require_same_course(alone, run)
+    require_same_analyses(alone, run)
+
+
+def require_same_analyses(one: Path, other: Path) -> None:
+    """One process measures the same at the last checkpoint of both, on however many ranks they were trained.
+
+    Muon divides by the singular values of its momentum, of which the smallest are hardly more than rounding.
+    """
+    requests = [RunAnalysisRequest(run, device="cpu") for run in (one, other)]
+    first, second = (analyze_run(request, "sharpness", sharpness_of) for request in requests)
+    assert second.sharpness.share == pytest.approx(first.sharpness.share, rel=0.1)
+    assert second.response.losses[0] == pytest.approx(first.response.losses[0], rel=2e-4)
+    first, second = (analyze_run(each, "noise", lambda run: noise_of(run, batches=2)) for each in requests)
+    assert second.scale.rows == pytest.approx(first.scale.rows, rel=1e-2)
+    networks = [CoordinatesRequest(run, (8, 16, 32), 1, options={"device": "cpu"}) for run in (one, other)]
+    first, second = map(check_coordinates, networks)
+    assert torch.equal(first.changes, second.changes)
 
 
 def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path) -> None:

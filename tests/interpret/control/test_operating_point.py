@@ -18,7 +18,7 @@ from sheepop.tokenizer import CharTokenizer
 
 from ...model.architectures import ARCHITECTURES
 from ..conftest import PAIRS, shaken
-from .conftest import SMALL, matrix, point_of
+from .conftest import SMALL, last_stream, matrix, point_of
 
 
 def toy(**settings: object) -> Transformer:
@@ -109,6 +109,23 @@ def test_analyses_of_quantised_weights_are_those_of_the_weights_they_stand_for(k
         found, expected = (getattr(each, verb)("sheep", **options).to_dict() for each in (ours, theirs))
         assert f"Weights stored in {stored_in} were dequantised." in found.pop("notes")
         assert expected.pop("notes") and found == expected
+
+
+def test_a_prompt_of_one_token_has_the_gains_of_its_full_jacobian() -> None:
+    """No later token is reached, no earlier one remembered, and all influence is the token's own."""
+    model = toy().double()
+    analyses, ids = Analyses(model, CharTokenizer(), "float64"), [7]
+    found = analyses.gains(ids, probes=4)
+    full = matrix(last_stream(model, ids), analyses.at(ids).states[0])
+    assert found.whole.largest == pytest.approx(float(torch.linalg.svdvals(full.detach())[0]))
+    assert analyses.influence(ids).shares["influence"].tolist() == [[1.0]]
+    response = analyses.impulse(ids, size=1e-4)
+    assert response.response.shape == (4, 1) and response.nonlinearity < 1e-2
+    assert all(system.memory is None and system.c is None for system in analyses.state_space(ids, steps=8).blocks)
+    assert analyses.blocks(ids, fed=1).whole.largest == pytest.approx(found.whole.largest)
+    assert analyses.compare(analyses, ids).sentences()[1].startswith("The influence of 0 of 1 token ")
+    for finding in (found, response, analyses.decode(ids, length=3, pairs=2)):
+        assert finding.table() and finding.sentences()
 
 
 def not_a_number(model: Transformer) -> Transformer:
