@@ -149,11 +149,11 @@ def require_same_analyses(one: Path, other: Path) -> None:
     first, second = (analyze_run(each, "sharpness", lambda run: sharpness_of(run, rows=1)) for each in requests)
     assert second.sharpness.share == pytest.approx(first.sharpness.share, rel=1e-2)
     assert second.response.losses[0] == pytest.approx(first.response.losses[0], rel=2e-4)
-    first, second = (analyze_run(each, "noise", lambda run: noise_of(run, batches=2)) for each in requests)
-    assert second.scale.rows == pytest.approx(first.scale.rows, rel=1e-2)
+    noise = [analyze_run(each, "noise", lambda run: noise_of(run, batches=2)).scale.rows for each in requests]
+    assert noise[1] == pytest.approx(noise[0], rel=1e-2)
     networks = [CoordinatesRequest(run, (8, 16, 32), 1, options={"device": "cpu"}) for run in (one, other)]
-    first, second = map(check_coordinates, networks)
-    assert second.places == first.places and second.sizes.isfinite().all()  # of other rows
+    checked = [check_coordinates(each) for each in networks]
+    assert checked[1].places == checked[0].places and checked[1].sizes.isfinite().all()  # of other rows
 
 
 def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path) -> None:
