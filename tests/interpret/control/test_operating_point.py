@@ -161,6 +161,11 @@ def test_overflow_in_the_pass_names_the_block() -> None:
     model.blocks[1].feed_forward.down_proj.weight.data.fill_(3e38)
     with pytest.raises(CheckpointError, match="after block 1 is not finite"):
         Analyses(model, CharTokenizer()).at("sheep")
+    model = toy()
+    model.blocks[2].feed_forward.down_proj.weight.data.mul_(1e25)  # the pass is finite, and products with it are not
+    for verb in ("gains", "influence", "blocks"):
+        with pytest.raises(CheckpointError, match=r"derivative of the network is not finite at this prompt: .*float32"):
+            getattr(Analyses(model, CharTokenizer()), verb)("sheep")
     with pytest.raises(UsageError, match="dtype must be float32 or float64, not 'half'"):
         Analyses(model, CharTokenizer(), "half").at("sheep")
 
