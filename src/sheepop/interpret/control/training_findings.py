@@ -170,9 +170,9 @@ class NoiseFinding(Finding):
             ]
         wanted = power_of_two(scale.rows)
         if size < scale.low:
-            verdict = f"is smaller: steps are mostly noise, and {_rows(wanted)} need fewer steps for the same loss"
+            verdict = f"is smaller: steps are mostly noise, and one of {_rows(wanted)} needs fewer steps for the same loss"
         elif size > scale.high:
-            verdict = f"is larger than it need be: {_rows(wanted)} learn about as much in a step, for less work"
+            verdict = f"is larger than it need be: one of {_rows(wanted)} learns about as much in a step, for less work"
         else:
             verdict = "is about as large, which is a good size"
         return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {verdict}."]
