@@ -2,9 +2,10 @@
 
     python bench/control_advice.py files/ --steps 300 --json bench/results/control_advice.json
 
-A small model of characters trains on the text files at each of nine rates. Then it trains at the highest of these with
-`analysis.quantities=[sharpness]`, and as long as the analysis advises a lower rate, it trains again at that rate. The
-table compares the held-out loss of the last run with the best of the sweep.
+A small model of characters trains on the text files at each of nine rates with `analysis.quantities=[sharpness]`, which
+changes no weight. From each of them on the advice is followed: as long as the analysis of a run advises another rate,
+the model trains again at that one. The table compares the held-out loss of the last run of each start with the best of
+the nine.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from record import add_json_option, write_record
 from sheepop.core.json_lines import read_json_lines
-from sheepop.interpret.control.advice import LAYER, RATE, Advice, advice_of
+from sheepop.interpret.control.advice import LAYER, RATE, advice_of
 from sheepop.jobs.config import load_config
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
@@ -32,19 +35,29 @@ SETTINGS = (
 )
 
 
-def held_out_loss(data: Path, steps: int, rate: float, *settings: str) -> tuple[float, list[Advice]]:
-    """Trains once; returns the held-out loss in nats per token (infinite if the run failed) and its advice."""
+def trained(data: Path, steps: int, rate: float) -> dict[str, Any]:
+    """Trains once, and returns the held-out loss in nats per token (infinite if the run failed) and the next rate."""
     with tempfile.TemporaryDirectory() as folder:
-        given = (f"data.paths={data}", f"training.max_steps={steps}", f"training.learning_rate={rate}")
-        places = (
-            f"training.eval_interval={steps}",
-            f"training.checkpoint_interval={steps}",
-            f"output_dir={folder}/run",
-        )
-        config = load_config(overrides=(*SETTINGS, *given, *places, *settings))
-        outcome = train(RunRequest.exactly(config))
-        loss = outcome.scores.loss if outcome.scores is not None else math.inf
-        return loss, advice_of(read_json_lines(outcome.run / "metrics.jsonl").rows)
+        places = (f"data.paths={data}", f"output_dir={folder}/run", f"training.learning_rate={rate}")
+        lengths = (f"training.{name}={steps}" for name in ("max_steps", "eval_interval", "checkpoint_interval"))
+        watched = ("analysis.quantities=[sharpness]", f"analysis.interval={max(1, steps // 20)}", "analysis.rows=16")
+        outcome = train(RunRequest.exactly(load_config(overrides=(*SETTINGS, *places, *lengths, *watched))))
+        advice = advice_of(read_json_lines(outcome.run / "metrics.jsonl").rows)
+    found = next((each for each in advice if each.cause in (RATE, LAYER)), None)
+    return {
+        "rate": rate,
+        "loss": outcome.scores.loss if outcome.scores is not None else math.inf,
+        "advice": found and found.words,
+        "next": found and float(f"{rate * found.changes['training.learning_rate']:.3g}"),
+    }
+
+
+def followed(first: dict[str, Any], again: Callable[[float], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs at a rate and at those that are advised from there on, at most six."""
+    runs = [first]
+    while runs[-1]["next"] is not None and len(runs) < MOST_RUNS:
+        runs.append(again(runs[-1]["next"]))
+    return runs
 
 
 def main() -> None:
@@ -54,30 +67,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     add_json_option(parser)
     options = parser.parse_args()
-    print(f"{'rate':>9}  held-out loss", flush=True)
-    sweep = {}
-    for rate in RATES:
-        sweep[rate], _ = held_out_loss(options.data, options.steps, rate)
-        print(f"{rate:9.2g}  {sweep[rate]:.4f}", flush=True)
-    watched = (
-        "analysis.quantities=[sharpness]",
-        f"analysis.interval={max(1, options.steps // 20)}",
-        "analysis.rows=16",
-    )
-    rate, advised = RATES[-1], []
-    while len(advised) < MOST_RUNS:
-        loss, advice = held_out_loss(options.data, options.steps, rate, *watched)
-        found = next((each for each in advice if each.cause in (RATE, LAYER)), None)
-        advised.append({"rate": rate, "loss": loss, "advice": found.words if found else None})
-        print(f"{rate:9.2g}  {loss:.4f}  {found.words if found else 'no advice'}", flush=True)
-        if found is None:
-            break
-        rate *= found.changes["training.learning_rate"]
-    best = min(sweep, key=sweep.__getitem__)
-    above = advised[-1]["loss"] / sweep[best] - 1
-    print(f"best of the sweep: {best:.2g} with {sweep[best]:.4f}; advised: {above:+.2%}")
-    numbers = {"steps": options.steps, "sweep": sweep, "advised": advised, "above_best": above}
-    write_record(options.json, numbers)
+    known: dict[float, dict[str, Any]] = {}
+
+    def run(rate: float) -> dict[str, Any]:
+        if rate not in known:
+            known[rate] = trained(options.data, options.steps, rate)
+            print(f"{rate:9.2g}  {known[rate]['loss']:.4f}  {known[rate]['advice'] or 'no advice'}", flush=True)
+        return known[rate]
+
+    print(f"{'rate':>9}  held-out loss")
+    sweep = [run(rate) for rate in RATES]
+    best = min(each["loss"] for each in sweep)
+    starts = [followed(first, run) for first in sweep]
+    for runs in starts:
+        path = " -> ".join(f"{each['rate']:.2g}" for each in runs)
+        print(f"{path}: {runs[-1]['loss'] / best - 1:+.2%} above the best of the sweep")
+    write_record(options.json, {"steps": options.steps, "best": best, "starts": starts})
 
 
 if __name__ == "__main__":

@@ -140,6 +140,17 @@ def test_a_checkpoint_without_state_is_refused(configured: Callable[..., SheepOp
         analyze_run(request, "sharpness", sharpness_of)
 
 
+def test_a_run_that_has_diverged_is_refused(configured: Callable[..., SheepOpConfig], tmp_path: Path) -> None:
+    """A rate of 1e30 leaves finite weights whose loss is not; a weight that is no number is named."""
+    fast = ("training.learning_rate=1e30", "training.max_grad_norm=null", "training.max_steps=2", *SETTINGS)
+    run = RunDirectory.open(train(configured(tmp_path / "run", *fast)).run)
+    request = RunAnalysisRequest(run.path, step=2, device="cpu")
+    with pytest.raises(CheckpointError, match=r"curvature of the loss at step 2 is not finite: .*Use another --step\."):
+        analyze_run(request, "sharpness", sharpness_of)
+    with pytest.raises(CheckpointError, match="gradient of the loss at step 2 is not finite"):
+        analyze_run(request, "noise", noise_of)
+
+
 def test_the_default_interval_costs_at_most_3_percent() -> None:
     config = AnalysisConfig(quantities=("sharpness", "noise", "layers"))
     for rows in (4, 32, 512):

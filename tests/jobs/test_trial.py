@@ -210,18 +210,18 @@ def test_changed_data_and_an_old_trial_are_refused(
 
 def test_the_trial_in_the_documents_has_the_words_of_the_program() -> None:
     """The numbers are those of docs/control.md; the run measured more often, and other shares between these two."""
-    usual = {"split": "analysis", "sharpness": 3.55e4, "sharpness_limit": 188.0, "sharpness_certain": 2.0}
-    place = {"sharpest": "embedding", "sharpest_share": 0.95, "sharpest_at": "embedding.weight"}
-    elsewhere = {"sharpest": "blocks.1", "sharpest_share": 0.6}
-    shares = {20: {"sharpness_share": 2.2, **elsewhere}, 240: {"sharpness_share": 188.95, **place}}
+    usual = {"split": "analysis", "sharpness": 2.38e4, "sharpness_limit": 125.0, "sharpness_certain": 2.0}
+    place = {"sharpest": "embedding", "sharpest_share": 0.59, "sharpest_at": "embedding.weight"}
+    measured = ((20, 0.2, 188.95), (40, 0.2998, 190.26), (240, 0.211, 2.70), (260, 0.1956, 0.287))
     rows = [
-        {"step": step, "turning_factor": 2.0, "sharpest_at_share": 0.95, **usual, **row} for step, row in shares.items()
+        {"step": step, "learning_rate": rate, "sharpness_share": share, "turning_factor": 2.0, **usual, **place}
+        for step, rate, share in measured
     ]
-    (advice,) = advice_of([*rows, {**rows[0], "step": 260, "sharpness_share": 0.287}])
+    (advice,) = advice_of([{**row, "sharpest_at_share": 0.59} for row in rows])
     why = "The run has no checkpoint from before step 20 with the state of its optimizer"
-    difference = Difference(-0.4108, (-0.4270, -0.3955), 0.0005, 312)
-    arms = Arm(Path("runs/fast"), 3.0), Arm(Path("runs/fast-advised"), 2.6)
-    trial = Trial({"training.learning_rate": 0.000794}, 0, 600, why, *arms, difference)
+    difference = Difference(-0.7036, (-0.7330, -0.6773), 0.0005, 312)
+    arms = Arm(Path("runs/fast"), 3.0), Arm(Path("runs/fast-advised"), 2.3)
+    trial = Trial({"training.learning_rate": 0.00937}, 0, 600, why, *arms, difference)
     page = " ".join((Path(__file__).parents[2] / "docs" / "control.md").read_text(encoding="utf-8").split())
     for sentence in (advice.words, *trial.sentences()):
         assert sentence in page

@@ -20,6 +20,8 @@ import torch
 import sheepop
 from sheepop.checkpoint import RunDirectory, load_model, save_model
 from sheepop.checkpoint.weight_files import read_all_weights
+from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, noise_of, sharpness_of
+from sheepop.jobs.coordinates import CoordinatesRequest, check_coordinates
 from sheepop.model import build_model
 
 from ..command_line import COMMAND, Ended, Started
@@ -137,6 +139,21 @@ def test_a_pipeline_is_killed_and_goes_on_in_another_order(together: Together, a
     ends = together.run(2, ["train", "--resume", str(run), "--device", "cpu", "--quiet", *order])
     assert [end.code for end in ends] == [0, 0], ends
     require_same_course(alone, run)
+    require_same_analyses(alone, run)
+
+
+def require_same_analyses(one: Path, other: Path) -> None:
+    """One process measures the same at the last checkpoint of both, on however many ranks they were trained."""
+    requests = [RunAnalysisRequest(run, device="cpu") for run in (one, other)]
+    # A run of ranks may have smaller micro-batches, of which the rows are taken.
+    first, second = (analyze_run(each, "sharpness", lambda run: sharpness_of(run, rows=1)) for each in requests)
+    assert second.sharpness.share == pytest.approx(first.sharpness.share, rel=1e-2)
+    assert second.response.losses[0] == pytest.approx(first.response.losses[0], rel=2e-4)
+    noise = [analyze_run(each, "noise", lambda run: noise_of(run, batches=2)).scale.rows for each in requests]
+    assert noise[1] == pytest.approx(noise[0], rel=1e-2)
+    networks = [CoordinatesRequest(run, (8, 16, 32), 1, options={"device": "cpu"}) for run in (one, other)]
+    checked = [check_coordinates(each) for each in networks]
+    assert checked[1].places == checked[0].places and checked[1].sizes.isfinite().all()  # of other rows
 
 
 def test_what_does_not_fit_is_said_once(together: Together, tmp_path: Path) -> None:

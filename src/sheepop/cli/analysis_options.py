@@ -21,7 +21,7 @@ Prompt = Annotated[str | None, typer.Option(help="The prompt, instead of TEXT.",
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="A directory for numbers and pictures.")]
 Exactness = Annotated[str, typer.Option("--dtype", help="float32 or float64.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result of this verb at --output.")]
-Steps = Annotated[int, typer.Option(min=2, help="Most steps of a search for singular values.")]
+Steps = Annotated[int, typer.Option(min=2, help="The most steps of each search for singular values.")]
 Probes = Annotated[int, typer.Option(min=4, help="Random directions for each estimate.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random directions.")]
 

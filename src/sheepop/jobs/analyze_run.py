@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from sheepop.checkpoint.run_directory import STATE
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError, first_few
-from sheepop.core.facts import counted
 from sheepop.core.random import seed_torch, torch_generator
 from sheepop.interpret.control.curvature import rows_of
 from sheepop.interpret.control.finding import Finding
 from sheepop.interpret.control.layers import layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
+from sheepop.interpret.control.operating_point import require_finite
 from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness
 from sheepop.interpret.control.training_findings import NoiseFinding, SharpnessFinding
 from sheepop.interpret.control.watching import noise_sample, tables_of
@@ -91,7 +90,8 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
             f"{request.run} is not a training run, so it has no optimizer and no data whose next step could be "
             "measured. Give a run directory, which `sheepop train` writes."
         )
-    config = stored.config.replace(device=request.device)
+    # A checkpoint of several ranks holds whole tensors, so one process can read it.
+    config = stored.config.replace(device=request.device, parallel={})
     if (why := obstacle(config, (quantity,))) is not None:
         raise UsageError(f"{quantity.capitalize()} cannot be measured on {request.run}. {why}")
     device = prepare_process(config)
@@ -111,11 +111,11 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
         )
     parts = build_parts(opened, None)
     state = parts.checkpointer.load(step)
-    _require_finite(parts.model)
-    place = config.training.resolved().pace.place(
-        max(0, state.step - 1)
-    )  # of the last step, since the next may have none
-    rate = request.learning_rate or schedule_of(config.training)(place)
+    for name, weight in parts.model.named_parameters():
+        require_finite(name, weight, "there is nothing to measure. Use another --step.")
+    last = max(0, state.step - 1)  # since the next step may have no rate
+    place = config.training.resolved().pace.place(last)
+    rate = schedule_of(config.training)(place) if request.learning_rate is None else request.learning_rate
     set_learning_rate(parts.optimizers, rate)
     return StoppedRun(config, parts, state, rate)
 
@@ -123,7 +123,8 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
 def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _MOST_PRODUCTS) -> SharpnessFinding:
     """The sharpness of a run before its next step, and that step.
 
-    It is measured on `rows` rows of the batch, by default half of it, and at most those of a micro-batch.
+    It is measured on `rows` rows of the batch, by default half of it, and at most those of a micro-batch. Raises
+    `CheckpointError` for a run whose loss is not finite.
     """
     parts, config = run.parts, run.config
     prepared = parts.source.prepare(run.state.batch_number)
@@ -138,6 +139,7 @@ def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _M
             torch_generator(config.seed, "sharpness", run.state.step),
             iterations=products,
         )
+    _require_finite("curvature", sharpness.share, run)
     trained = dict(run.model.named_parameters())
     before = {name: weight.detach().clone() for name, weight in trained.items() if weight.requires_grad}
     runner = StepRunner(
@@ -166,7 +168,10 @@ def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _M
 
 
 def noise_of(run: StoppedRun, *, batches: int = 8) -> NoiseFinding:
-    """The noise scale of a run over its next `batches` batches; raises `UsageError` if these cannot tell it."""
+    """The noise scale of a run over its next `batches` batches.
+
+    Raises `UsageError` if these cannot tell it, and `CheckpointError` for a run whose loss is not finite.
+    """
     if batches < _FEWEST_BATCHES:
         raise UsageError(f"--batches = {batches}, but an interval needs at least {_FEWEST_BATCHES}.")
     parts, samples = run.parts, list[NoiseSample]()
@@ -177,21 +182,21 @@ def noise_of(run: StoppedRun, *, batches: int = 8) -> NoiseFinding:
             sample = noise_sample(run.model, micro_batches)
         if sample is None:
             raise UsageError("The batches of this run have one row, so the noise between rows cannot be seen in them.")
+        _require_finite("gradient", sample.noise, run)
         samples.append(sample)
     size = run.config.training.global_batch_size
     return NoiseFinding(_notes(tables_of(run.model)), run.state.step, size, samples, NoiseScale.of(samples))
+
+
+def _require_finite(what: str, number: float, run: StoppedRun) -> None:
+    if not math.isfinite(number):
+        raise CheckpointError(
+            f"The {what} of the loss at step {run.state.step:,} is not finite: the run has diverged, and there is "
+            "nothing to measure. Use another --step."
+        )
 
 
 def _notes(left_out: Sequence[str]) -> tuple[str, ...]:
     if not left_out:
         return (_NOTE,)
     return _NOTE, f"Tables of n-grams are kept fixed: {', '.join(left_out)}."
-
-
-def _require_finite(model: torch.nn.Module) -> None:
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and not (finite := weight.detach().isfinite()).all():
-            number = counted(int((~finite).sum()), "number")
-            raise CheckpointError(
-                f"{name} has {number} not finite, so there is nothing to measure. Use another --step."
-            )

@@ -68,7 +68,8 @@ def check_coordinates(request: CoordinatesRequest) -> Coordinates:
         rate = training.learning_rate if request.learning_rate is None else request.learning_rate
         if not rate > 0:
             raise UsageError(f"The learning rate is {rate:g}, so nothing would change. Give --learning-rate above 0.")
-        with request.console.progress("Training", len(networks) * request.steps, "steps") as progress:
+        passes = len(networks) * (request.steps + 1)  # one before the first step, and one after each
+        with request.console.progress("Comparing", passes, "passes") as progress:
 
             def trial(width: int) -> Iterator[dict[str, Tensor]]:
                 progress.describe(f"d_model {width}")
@@ -94,7 +95,9 @@ def _task(request: CoordinatesRequest, scratch: Path) -> tuple[Task, str]:
                 f"{request.source} is a run, which has its settings and data. Leave --data and KEY=VALUE out, or give "
                 "a config file."
             )
-        device = prepare_process(stored.config.replace(device=request.options.get("device", "auto")))
+        # One process trains the small networks here, on however many ranks the run was trained.
+        here = stored.config.replace(device=request.options.get("device", "auto"), parallel={})
+        device = prepare_process(here)
         opened = RunRequest({"output_dir": str(request.source)}, uses_recipe=False)
         return followed(opened, device, resumes=True).task, device
     if not request.source.is_file():

@@ -58,10 +58,55 @@ def test_healthy_rows_and_other_rows_give_no_advice() -> None:
 def test_a_rate_near_its_limit_is_named_with_its_step_and_evidence() -> None:
     (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 1.3, 1.2], sharpness=[20, 95, 130, 120]))
     assert (found.cause, found.step) == (RATE, 30)
-    assert "at 1.30 of its limit since step 30" in found.words
-    assert "sharpness is 130, and steps at this rate bear 100" in found.words
-    assert "divide training.learning_rate by 2.6" in found.words
-    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.6)}
+    assert "at 1.20 of its limit since step 30" in found.words
+    assert "sharpness is 120, and steps at this rate bear 100: a rate of 0.083 is the limit" in found.words
+    assert "divide training.learning_rate by 2.4" in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 2.4)}
+
+
+def test_far_beyond_the_limit_the_first_two_measurements_choose_a_quarter_of_what_steps_bear() -> None:
+    """At step 10, in the warm-up, a rate of 0.05 is at 3 times its limit, which is 0.05 / 3; a quarter is 0.1 / 24."""
+    columns = {"sharpness_share": [3.0, 40.0, 900.0, 0.2, 5000.0], "learning_rate": [0.05, 0.1, 0.1, 0.1, 0.1]}
+    (found,) = advice_of(rows(**columns))
+    assert found.step == 10 and "at 3.00 of its limit from step 10 to 30" in found.words
+    assert "a rate of 0.017 is the limit" in found.words and "divide training.learning_rate by 24.0" in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 24)}
+    (found,) = advice_of(rows(**{**columns, "sharpness_share": [40.0, 3.0, 900.0, 0.2, 5000.0]}))
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 12)}  # 3 times at 0.1 is the milder one
+    (found,) = advice_of(rows(**{**columns, "sharpness_share": [500.0, 40.0, 900.0, 0.2, 5000.0]}))
+    assert "divide training.learning_rate by 32.0 and measure again" in found.words
+    assert found.changes == {"training.learning_rate": 1 / 32}
+
+
+def slow(**columns: list[Any]) -> list[dict[str, Any]]:
+    """Ten measurements at the rate 0.1 and two while it falls, all at a fiftieth of the limit."""
+    usual = {"sharpness_share": [0.02] * 12, "turning_factor": [64.0] * 12, "learning_rate": [0.1] * 10 + [0.04, 0.01]}
+    return rows(**{**usual, **columns})
+
+
+def test_a_rate_far_below_its_limit_is_named_with_half_of_the_limit() -> None:
+    """A fiftieth of the limit becomes a half by a factor of 25."""
+    (found,) = advice_of(slow())
+    assert (found.cause, found.step) == (RATE, 10)
+    assert "far below its limit from step 10 to 100: at 0.02 of it" in found.words
+    assert "for at least 64 times its length. Multiply training.learning_rate by 25." in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(25)}
+    (found,) = advice_of(slow(sharpness_share=[0.001] * 12))
+    assert found.changes == {"training.learning_rate": 32.0}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"sharpness_share": [0.02] * 9 + [0.04, 0.02, 0.01]},
+        {"turning_factor": [64.0] * 5 + [15.0] + [64.0] * 6},
+        {"turning_factor": [None] * 12},
+        {"learning_rate": [0.01 * place for place in range(1, 13)]},  # a warm-up, in which a low rate is meant
+    ],
+)
+def test_a_rate_that_is_once_nearer_its_limit_or_still_rises_is_not_called_low(columns: dict[str, list[Any]]) -> None:
+    assert advice_of(slow(**columns)) == []
+    assert advice_of(slow()[:7]) == []
 
 
 def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None:
@@ -69,7 +114,7 @@ def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None
     assert causes(sharpness_share=[0.2, 0.95, 0.92]) == []
     (found,) = advice_of(rows(sharpness_share=[0.2, 0.95, 0.92, 0.93]))
     assert (found.cause, found.step) == (RATE, 20)
-    assert "The learning rate is at 0.93 of its limit since step 20" in found.words
+    assert "The learning rate is at 0.92 of its limit since step 20" in found.words
     assert "lengthen the warm-up, or halve training.learning_rate." in found.words
     assert found.changes == {"training.learning_rate": 0.5}
 
@@ -112,11 +157,11 @@ def test_single_peaks_and_gaps_are_no_stretch(shares: list[Any]) -> None:
 def test_one_sharp_layer_is_named_with_its_matrix_and_an_entry_that_slows_it() -> None:
     columns = {"sharpness_share": [1.1, 1.2], "sharpest": ["blocks.1"] * 2, "sharpest_share": [0.9, 0.8]}
     (found,) = advice_of(rows(**columns))
-    assert found.cause == LAYER and "80% of the sharpest direction lie in block 1: lower its rate by" in found.words
+    assert found.cause == LAYER and "90% of the sharpest direction lie in block 1: lower its rate by" in found.words
     matrix = {"sharpest_at": ["blocks.1.feed_forward.up_proj.weight"] * 2, "sharpest_at_share": [0.7, 0.6]}
     (found,) = advice_of(rows(**columns, **matrix))
-    assert "lie in block 1, and 60% in blocks.1.feed_forward.up_proj.weight alone" in found.words
-    assert "training.layers=[{pattern: blocks.1.*, learning_rate: 0.42}]" in found.words
+    assert "lie in block 1, and 70% in blocks.1.feed_forward.up_proj.weight alone" in found.words
+    assert "training.layers=[{pattern: blocks.1.*, learning_rate: 0.45}]" in found.words
     (outside,) = advice_of(rows(**{**columns, "sharpest": ["embedding"] * 2}))
     assert "lie in embedding: lower its rate" in outside.words
 

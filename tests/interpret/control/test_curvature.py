@@ -42,9 +42,17 @@ def batch() -> TensorBatch:
     return TensorBatch({"input_ids": ids[:, :-1]}, labels, slice(None))
 
 
+def batch_of(model: Transformer) -> TensorBatch:
+    """The batch, with a source for an encoder-decoder."""
+    found = batch()
+    if model.architecture == "decoder":
+        return found
+    return TensorBatch({**found.inputs, "source_ids": found.inputs["input_ids"].flip(1)}, found.labels, slice(None))
+
+
 def whole_hessian(model: Transformer) -> Tensor:
     """The Hessian of the mean loss over the flat weights, by torch.func."""
-    loss, weights, rows = MeanLoss(model), dict(model.named_parameters()), batch()
+    loss, weights, rows = MeanLoss(model), dict(model.named_parameters()), batch_of(model)
     sizes = [weight.numel() for weight in weights.values()]
 
     def of_flat(flat: Tensor) -> Tensor:
@@ -65,13 +73,14 @@ def whole_hessian(model: Transformer) -> Tensor:
         {},
         {"position_encoding": "rope", "activation": "swiglu", "num_kv_heads": 1, "tie_weights": False},
         {"norm": "rmsnorm_zero_centered", "position_encoding": "alibi", "qk_norm": "head", "attention_soft_cap": 5.0},
+        {"architecture": "encoder_decoder", "num_encoder_layers": 1},
     ],
 )
 def test_products_and_eigenvalue_are_those_of_the_whole_hessian(settings: dict[str, object]) -> None:
     model = toy(**settings)
     expected, weights = whole_hessian(model), list(model.parameters())
     with stepwise_attention(model):
-        products = HessianProducts(MeanLoss(model)(batch()), weights)
+        products = HessianProducts(MeanLoss(model)(batch_of(model)), weights)
         columns = torch.stack([products(row) for row in torch.eye(len(expected), dtype=torch.float64)], -1)
         found = largest_eigenvalue(products, torch.ones(len(expected), dtype=torch.float64), iterations=60)
     assert torch.allclose(columns, expected, atol=1e-12)

@@ -18,7 +18,7 @@ from sheepop.tokenizer import CharTokenizer
 
 from ...model.architectures import ARCHITECTURES
 from ..conftest import PAIRS, shaken
-from .conftest import SMALL, matrix, point_of
+from .conftest import SMALL, last_stream, matrix, point_of
 
 
 def toy(**settings: object) -> Transformer:
@@ -111,6 +111,23 @@ def test_analyses_of_quantised_weights_are_those_of_the_weights_they_stand_for(k
         assert expected.pop("notes") and found == expected
 
 
+def test_a_prompt_of_one_token_has_the_gains_of_its_full_jacobian() -> None:
+    """No later token is reached, no earlier one remembered, and all influence is the token's own."""
+    model = toy().double()
+    analyses, ids = Analyses(model, CharTokenizer(), "float64"), [7]
+    found = analyses.gains(ids, probes=4)
+    full = matrix(last_stream(model, ids), analyses.at(ids).states[0])
+    assert found.whole.largest == pytest.approx(float(torch.linalg.svdvals(full.detach())[0]))
+    assert analyses.influence(ids).shares["influence"].tolist() == [[1.0]]
+    response = analyses.impulse(ids, size=1e-4)
+    assert response.response.shape == (4, 1) and response.nonlinearity < 1e-2
+    assert all(system.memory is None and system.c is None for system in analyses.state_space(ids, steps=8).blocks)
+    assert analyses.blocks(ids, fed=1).whole.largest == pytest.approx(found.whole.largest)
+    assert analyses.compare(analyses, ids).sentences()[1].startswith("The influence of 0 of 1 token ")
+    for finding in (found, response, analyses.decode(ids, length=3, pairs=2)):
+        assert finding.table() and finding.sentences()
+
+
 def not_a_number(model: Transformer) -> Transformer:
     model.blocks[1].feed_forward.up_proj.weight.data[3, :2] = torch.nan
     return model
@@ -144,6 +161,11 @@ def test_overflow_in_the_pass_names_the_block() -> None:
     model.blocks[1].feed_forward.down_proj.weight.data.fill_(3e38)
     with pytest.raises(CheckpointError, match="after block 1 is not finite"):
         Analyses(model, CharTokenizer()).at("sheep")
+    model = toy()
+    model.blocks[2].feed_forward.down_proj.weight.data.mul_(1e25)  # the pass is finite, and products with it are not
+    for verb in ("gains", "influence", "blocks"):
+        with pytest.raises(CheckpointError, match=r"derivative of the network is not finite at this prompt: .*float32"):
+            getattr(Analyses(model, CharTokenizer()), verb)("sheep")
     with pytest.raises(UsageError, match="dtype must be float32 or float64, not 'half'"):
         Analyses(model, CharTokenizer(), "half").at("sheep")
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
+from statistics import median
 from typing import Any
 
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
@@ -21,6 +22,13 @@ _SEVERAL = 2  # measurements in a row must show the same, because one of them ma
 # all the same. Unstable steps turn after 1 / share of their length, so they raise it. Rows of older runs lack the share
 # from which instability is certain.
 _CERTAIN, _HARMLESS_TURN = 1.2, 1.0
+# From this share of its limit on, steps throw a network to flatter places, where it seems to bear twice as high a rate
+# as the one that is to be trained (Lewkowycz et al. 2020). Its sharpness scatters over decades, so that a rate changes
+# by at most a factor of 32 before it is measured again (bench/control_advice.py).
+_BROKEN, _MOST_AT_ONCE = 2.0, 32.0
+# A rate is called too low if its share is below the first number in this many measurements, none of which turns before
+# this many steps. Healthy runs that are only a few steps long have shares of 0.05 (bench/control_faults.py).
+_FAR_BELOW, _FAR_TURN, _LASTING = 1 / 32, 16.0, 8
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 _TIMES_TOO_SMALL = 2.0
@@ -47,7 +55,7 @@ class Advice:
 def advice_of(rows: Sequence[Row]) -> list[Advice]:
     """What to change about a run with these rows of metrics; empty if nothing is wrong."""
     measured = [row for row in rows if row.get("split") == "analysis"]
-    found = (seek(measured) for seek in (_rate, _unlike, _batch, _scores, _heads, _units))
+    found = (seek(measured) for seek in (_fast_or_slow, _unlike, _batch, _scores, _heads, _units))
     return [advice for advice in found if advice is not None]
 
 
@@ -64,33 +72,75 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
 def _rows_of_noise(rows: Sequence[Row]) -> list[Row]:
     keys = ("learning_rate", "gradient_noise", "gradient_signal")
     measured = [row for row in rows if all(number(row.get(key)) is not None for key in keys)]
-    highest = max((row["learning_rate"] for row in measured), default=0.0)
-    return [row for row in measured[len(measured) // 4 :] if row["learning_rate"] >= highest / 2]
+    return [row for row in measured[len(measured) // 4 :] if row["learning_rate"] >= _highest(measured) / 2]
 
 
-def _rate(rows: Sequence[Row]) -> Advice | None:
+def _fast_or_slow(rows: Sequence[Row]) -> Advice | None:
+    return _fast(rows) or _slow(rows)
+
+
+def _fast(rows: Sequence[Row]) -> Advice | None:
+    """A rate at its limit or beyond; the advised one is half of what steps bear, or a quarter far beyond the limit.
+
+    The first two measurements count, because the network is the least broken then.
+    """
     key = "sharpness_share"
     streak = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
     if not streak:
         return None
-    # The middle one, because single batches may be far sharper.
-    first, middle = streak[0], sorted(streak, key=lambda row: float(row["sharpness_share"]))[len(streak) // 2]
-    share, layer = middle["sharpness_share"], str(middle["sharpest"])
+    # The milder one of the first two, because single batches may be far sharper.
+    first, mild = streak[0], max(streak[:_SEVERAL], key=_limit)
+    share, layer = mild["sharpness_share"], str(mild["sharpest"])
     evidence = (
-        f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is "
-        f"{middle['sharpness']:.3g}, and steps at this rate bear {middle['sharpness_limit']:.3g})"
+        f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is {mild['sharpness']:.3g}, "
+        f"and steps at this rate bear {mild['sharpness_limit']:.3g}: a rate of {_limit(mild):.2g} is the limit)"
     )
-    factor = max(2.0, 2.0 * share)
+    wanted = max(2.0, (4.0 if share >= _BROKEN else 2.0) * _highest(rows) / _limit(mild))
+    factor = min(wanted, _MOST_AT_ONCE)
     slower = "halve training.learning_rate" if factor == 2.0 else f"divide training.learning_rate by {factor:.1f}"
+    if factor < wanted:
+        slower += " and measure again, because a network so far beyond its limit does not tell how far to go"
     found = (
-        f"The learning rate is {evidence}, and {middle['sharpest_share']:.0%} of the sharpest direction lie in "
-        f"{_in_words(layer)}{_matrix(middle)}"
+        f"The learning rate is {evidence}, and {mild['sharpest_share']:.0%} of the sharpest direction lie in "
+        f"{_in_words(layer)}{_matrix(mild)}"
     )
     changes = {"training.learning_rate": 1 / factor}
     if all(row["sharpest"] == layer and row["sharpest_share"] >= _ONE_PLACE for row in streak):
         entry = f"training.layers=[{{pattern: {layer}.*, learning_rate: {1 / factor:.2g}}}]"
         return Advice(LAYER, first["step"], f"{found}: lower its rate by {entry}, or {slower}.", changes)
     return Advice(RATE, first["step"], f"{found}: lengthen the warm-up, or {slower}.", changes)
+
+
+def _slow(rows: Sequence[Row]) -> Advice | None:
+    """A rate that stays far below its limit once it is at its highest; the advised one is half of the limit."""
+    measured = [row for row in rows if number(row.get("sharpness_share")) is not None]
+    highest = _highest(measured)
+    at_highest = next((place for place, row in enumerate(measured) if row["learning_rate"] == highest), 0)
+    steady = [row for row in measured[at_highest:] if row["learning_rate"] >= highest / 2]
+    if len(steady) < _LASTING or not all(map(_is_far_below, steady)):
+        return None
+    share = median(row["sharpness_share"] for row in steady)
+    factor = 1 / max(2 * share, 1 / _MOST_AT_ONCE)
+    words = (
+        f"The learning rate is far below its limit {_when(steady, rows)}: at {share:.2g} of it, and the loss falls "
+        f"along every step for at least {min(row['turning_factor'] for row in steady):.0f} times its length. Multiply "
+        f"training.learning_rate by {factor:.0f}."
+    )
+    return Advice(RATE, steady[0]["step"], words, {"training.learning_rate": factor})
+
+
+def _is_far_below(row: Row) -> bool:
+    turn = number(row.get("turning_factor"))
+    return row["sharpness_share"] < _FAR_BELOW and turn is not None and turn >= _FAR_TURN
+
+
+def _limit(row: Row) -> float:
+    """The rate at which a step like that of this row would be at its limit."""
+    return float(row["learning_rate"] / row["sharpness_share"])
+
+
+def _highest(rows: Sequence[Row]) -> float:
+    return max((row["learning_rate"] for row in rows), default=0.0)
 
 
 def _is_harmful(row: Row) -> bool:

@@ -249,11 +249,6 @@ class HessianProducts:
         self._parameters = parameters
         self._gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
 
-    @property
-    def gradient(self) -> Tensor:
-        """The gradient (P,)."""
-        return torch.cat([each.detach().flatten() for each in self._gradients])
-
     def __call__(self, vector: Tensor) -> Tensor:
         """The Hessian times a vector (P,)."""
         parts = _split(vector, self._parameters)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
+from sheepop.interpret.control.coupling import divergence
 from sheepop.interpret.control.drawing import heat_map
 from sheepop.interpret.control.finding import PromptFinding, columns
 from sheepop.interpret.control.jacobian import signs
@@ -102,8 +103,8 @@ def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes:
     with torch.no_grad():
         # The last row is not changed, and computed by the same operations as the others.
         streams = torch.stack(point.run(0, point.num_layers, embedded + changes))
-        log_p = point.logits(streams[-1]).log_softmax(-1, dtype=torch.float64)
-        divergence = (log_p[-1].exp() * (log_p[-1] - log_p[:-1])).sum(-1).mean(0)
+        logits = point.logits(streams[-1])
+        moved = divergence(logits[-1], logits[:-1]).mean(0)
     streams = torch.cat([(embedded + changes)[None], streams])
     apart = streams[:, :-1] - streams[:, -1:]
     derivative = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), embedded)
@@ -117,6 +118,6 @@ def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes:
         size,
         response,
         linear,
-        divergence.clamp(min=0).cpu(),
+        moved.cpu(),
         float(apart[:, :, :position].abs().max()) if position else 0.0,
     )

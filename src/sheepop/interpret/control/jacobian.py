@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sheepop.core.errors import UsageError
+from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.random import torch_generator
 
 Product = Callable[[Tensor], Tensor]
@@ -38,7 +38,8 @@ class Jacobian:
 
     ``u -> J^T u`` is linear in u, so its own derivative, transposed, is J: both products cost about one pass each, and
     every operation of the function needs only a backward pass that can be differentiated. `proceed` is called before
-    each product, and may raise to end an analysis.
+    each product, and may raise to end an analysis. Products raise `CheckpointError` if they, or their lengths, are not
+    finite.
     """
 
     def __init__(
@@ -54,12 +55,21 @@ class Jacobian:
     def jvp(self, tangent: Tensor) -> Tensor:
         """Returns ``J tangent``, in the shape of the value."""
         self._proceed()
-        return torch.autograd.grad(self._pulled, self._cotangent, tangent, retain_graph=True)[0]
+        return _finite(torch.autograd.grad(self._pulled, self._cotangent, tangent, retain_graph=True)[0])
 
     def vjp(self, cotangent: Tensor) -> Tensor:
         """Returns ``J^T cotangent``, in the shape of the point."""
         self._proceed()
-        return torch.autograd.grad(self.value, self.point, cotangent, retain_graph=True)[0]
+        return _finite(torch.autograd.grad(self.value, self.point, cotangent, retain_graph=True)[0])
+
+
+def _finite(product: Tensor) -> Tensor:
+    if not product.norm().isfinite():  # whose square may be too large where the numbers are not
+        raise CheckpointError(
+            f"A derivative of the network is not finite at this prompt: its numbers are too large for "
+            f"{str(product.dtype).removeprefix('torch.')}. Use an earlier checkpoint, or try --dtype float64."
+        )
+    return product
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,7 @@ def plain_copy(model: Transformer, dtype: torch.dtype) -> tuple[Transformer, tup
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         plain = tensor.rows() if isinstance(tensor, StoredWeight) else tensor.detach()
         plain = plain.to(dtype) if plain.is_floating_point() else plain
-        if plain.is_floating_point() and not plain.isfinite().all():
-            count = int((~plain.isfinite()).sum())
-            raise CheckpointError(
-                f"{name} has {counted(count, 'number')} that {'is' if count == 1 else 'are'} not finite, so the model "
-                "has no operating point. Use an earlier checkpoint."
-            )
+        require_finite(name, plain, "the model has no operating point. Use an earlier checkpoint.")
         replaced[tensor] = nn.Parameter(plain, False) if isinstance(tensor, nn.Parameter) else plain
     copy = model.sharing_copy(cast("dict[nn.Parameter, nn.Parameter]", replaced)).eval()
     name = next(name for name, kind in DTYPES.items() if kind is dtype)
@@ -59,6 +54,14 @@ def plain_copy(model: Transformer, dtype: torch.dtype) -> tuple[Transformer, tup
     if stored:
         notes.append(f"Weights stored in {' and '.join(sorted(stored))} were dequantised.")
     return copy, tuple(notes)
+
+
+def require_finite(name: str, weight: Tensor, consequence: str) -> None:
+    """Raises `CheckpointError` for numbers that are not finite in the weight of this name, with their `consequence`."""
+    if weight.is_floating_point() and not (finite := weight.detach().isfinite()).all():
+        count = int((~finite).sum())
+        are = "is" if count == 1 else "are"
+        raise CheckpointError(f"{name} has {counted(count, 'number')} that {are} not finite, so {consequence}")
 
 
 def _refuse_parts(model: Transformer) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sheepop.core.facts import counted
 from sheepop.interpret.control.advice import NEAR_LIMIT, power_of_two
 from sheepop.interpret.control.finding import Finding, columns, data_of, said
 from sheepop.interpret.control.layers import LayerHealth
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
 from sheepop.interpret.control.stability import MOST_FACTOR, Sharpness, StepResponse
 from sheepop.interpret.pictures import Picture, panel, plain
-from sheepop.report import shown
 from sheepop.report.palette import TRAIN, VALIDATION
 
 _MOST_LAYERS = 8
@@ -170,9 +170,9 @@ class NoiseFinding(Finding):
             ]
         wanted = power_of_two(scale.rows)
         if size < scale.low:
-            verdict = f"is smaller: steps are mostly noise, and {wanted:,} rows need fewer steps for the same loss"
+            verdict = f"is smaller: steps are mostly noise, and one of {_rows(wanted)} needs fewer for the same loss"
         elif size > scale.high:
-            verdict = f"is larger: {wanted:,} rows learn about as much from each step, for less work"
+            verdict = f"is larger than it need be: one of {_rows(wanted)} learns about as much in a step, for less work"
         else:
             verdict = "is about as large, which is a good size"
         return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {verdict}."]
@@ -197,4 +197,4 @@ def shown_share(share: float) -> str:
 
 
 def _rows(rows: float) -> str:
-    return "no bound" if rows == math.inf else f"{shown(round(rows))} rows"
+    return "no bound" if rows == math.inf else counted(round(rows), "row")

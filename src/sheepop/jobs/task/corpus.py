@@ -222,8 +222,9 @@ def require_text(run: RunDirectory, paths: Sequence[str]) -> None:
     missing = [path for path in paths if "://" not in path and not Path(path).exists()]
     if missing and not is_corpus(run.corpus):
         raise DataError(
-            f"The run in {run.path} reads {missing[0]}, which was not found from {Path.cwd()}. Resume in the directory "
-            "where the run was started, or use --data to say where its corpus is now."
+            f"The run in {run.path} reads {missing[0]}, which was not found from {Path.cwd()}. Run the command in "
+            "the directory where the run was started, or say where its corpus is now with sheepop train --resume "
+            f"{run.path} --data."
         )
 
 
