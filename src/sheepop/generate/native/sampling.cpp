@@ -20,6 +20,11 @@ struct Settings {
   int64_t top_k, seed;
 };
 
+// A token that the text of a row must not choose yet.
+struct Banned {
+  int64_t row, id;
+};
+
 // Token, lead over the second, largest score, log of the sum of e^logit, logit of the token, and whether all logits are
 // finite (1 or 0).
 struct Choice {
@@ -50,7 +55,7 @@ inline uint32_t bucket(float key) {
 struct Memory {
   std::vector<float> gaps, masses, keys, hidden;
   std::vector<double> totals;
-  std::vector<int64_t> ids;
+  std::vector<int64_t> ids, hidden_ids;
 };
 
 // The largest of `count` numbers that are not NaN, or -infinity; `is_finite` becomes false if one is infinite or NaN.
@@ -241,9 +246,9 @@ void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   choice.best = two[0];
 }
 
-// `hidden` tokens cannot be chosen: their scores are -infinity meanwhile.
-void choose_one(const float* logits, float* scores, int64_t count, const int64_t* hidden, int64_t num_hidden,
-                const Settings& settings, Choice& choice, Memory& memory) {
+// The `hidden_ids` cannot be chosen: their scores are -infinity meanwhile.
+void choose_one(const float* logits, float* scores, int64_t count, const Settings& settings, Choice& choice,
+                Memory& memory) {
   bool is_finite = true;
   const float most = largest(logits, count, is_finite);
   const auto exponential_at = [&](int64_t i) { return exponential(load<Floats>(logits + i) - most); };
@@ -251,9 +256,9 @@ void choose_one(const float* logits, float* scores, int64_t count, const int64_t
       most + std::log(total_of(count, exponential_at, [&](int64_t i) { return std::exp(logits[i] - most); }));
   choice.usable = is_finite;
   memory.hidden.clear();
-  for (int64_t i = 0; i < num_hidden; i++) {
-    memory.hidden.push_back(scores[hidden[i]]);
-    scores[hidden[i]] = -kInfinity;
+  for (int64_t id : memory.hidden_ids) {
+    memory.hidden.push_back(scores[id]);
+    scores[id] = -kInfinity;
   }
   if (settings.temperature == 0) {
     take_likeliest(scores, count, choice);
@@ -261,7 +266,7 @@ void choose_one(const float* logits, float* scores, int64_t count, const int64_t
     choice.best = largest(scores, count);
     draw(scores, count, settings, choice, memory);
   }
-  for (int64_t i = num_hidden; i-- > 0;) scores[hidden[i]] = memory.hidden[i];
+  for (size_t i = memory.hidden.size(); i-- > 0;) scores[memory.hidden_ids[i]] = memory.hidden[i];
   choice.logit = logits[static_cast<int64_t>(choice.token)];
 }
 
@@ -269,14 +274,18 @@ void choose_one(const float* logits, float* scores, int64_t count, const int64_t
 
 extern "C" {
 
-// Logits and scores are (rows, count) and may be the same; no row chooses one of the `hidden` tokens.
-void choose(const float* logits, float* scores, const int64_t* hidden, const Settings* settings, Choice* choices,
-            int64_t num_hidden, int64_t rows, int64_t count, int64_t threads) {
+// Logits and scores are (rows, count) and may be the same; no row chooses one of the `hidden` tokens, nor one that is
+// `banned` in it.
+void choose(const float* logits, float* scores, const int64_t* hidden, const Banned* banned, const Settings* settings,
+            Choice* choices, int64_t num_hidden, int64_t num_banned, int64_t rows, int64_t count, int64_t threads) {
   share(rows, 1, threads, [&](int64_t begin, int64_t end) {
     Memory memory;
-    for (int64_t row = begin; row < end; row++)
-      choose_one(logits + row * count, scores + row * count, count, hidden, num_hidden, settings[row], choices[row],
-                 memory);
+    for (int64_t row = begin; row < end; row++) {
+      memory.hidden_ids.assign(hidden, hidden + num_hidden);
+      for (const Banned* one = banned; one < banned + num_banned; one++)
+        if (one->row == row) memory.hidden_ids.push_back(one->id);
+      choose_one(logits + row * count, scores + row * count, count, settings[row], choices[row], memory);
+    }
   });
 }
 }
