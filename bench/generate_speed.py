@@ -328,6 +328,7 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--peers", type=Path, help="where other programs are installed")
     parser.add_argument("--files", type=Path, help="a folder that keeps the weights of this shape for later runs")
+    parser.add_argument("--without", nargs="+", default=[], choices=tuple(MODULES), help="programs to leave out")
     parser.add_argument("--works", nargs="+", help="only these rows of the table, such as 'batch 8' or prefill")
     add_json_option(parser)
     options = parser.parse_args()
@@ -336,7 +337,8 @@ def main() -> int:
     modules = MODULES if options.device == "cpu" else {"transformers": "transformers"}
     if options.shape == "gpt2":  # whose GGUF files openvino-genai does not read
         modules = {name: module for name, module in modules.items() if name != "openvino-genai"}
-    options.contestants = ["SheepOp", *(name for name, module in modules.items() if importlib.util.find_spec(module))]
+    here = [name for name, module in modules.items() if importlib.util.find_spec(module)]
+    options.contestants = ["SheepOp", *(name for name in here if name not in options.without)]
     options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
     print(f"{', '.join(options.contestants)}; {options.shape}; {options.threads} threads; {options.busy} busy; {read}")
