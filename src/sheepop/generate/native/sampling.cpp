@@ -237,8 +237,11 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
   }
   if (settings.top_p < 1) {
     // All tokens beyond this gap together have less than 1 - p, and often those beyond a smaller one.
-    double furthest = std::max(0.0, std::log(count / ((1 - settings.top_p) * total)) + 1e-3), near = 0;
-    each_within(gaps, count, kNear, [&](int64_t i) { near += masses[i]; });
+    double furthest = std::max(0.0, std::log(count / ((1 - settings.top_p) * total)) + 1e-3);
+    const double near = total_of(
+        count,
+        [&](int64_t i) { return load<Floats>(gaps + i) <= kNear ? load<Floats>(masses + i) : Floats{}; },
+        [&](int64_t i) { return gaps[i] <= kNear ? masses[i] : 0.f; });
     if (near > (settings.top_p + kRounding) * total) furthest = std::min<double>(furthest, kNear);
     narrow(shortest(gaps, masses, count, furthest, (settings.top_p - kRounding) * total, memory));
   }
@@ -312,7 +315,7 @@ extern "C" {
 void choose(const float* logits, float* scores, const int64_t* hidden, const Banned* banned, const Settings* settings,
             Choice* choices, int64_t num_hidden, int64_t num_banned, int64_t rows, int64_t count, int64_t threads) {
   share(rows, 1, threads, [&](int64_t begin, int64_t end) {
-    Memory memory;
+    thread_local Memory memory;  // stays, because new pages cost more than a pass over the vocabulary
     for (int64_t row = begin; row < end; row++) {
       memory.hidden_ids.assign(hidden, hidden + num_hidden);
       for (const Banned* one = banned; one < banned + num_banned; one++)
