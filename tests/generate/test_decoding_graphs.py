@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sheepop.adapt.stored_weight import has_kernels
-from sheepop.generate import GenerationConfig, Generator, paged_cache, runner
+from sheepop.generate import GenerationConfig, Generator, engine, paged_cache, runner
 from sheepop.generate.blocks import BlockTable, Chunk
 from sheepop.generate.engine import Engine
 from sheepop.generate.paged_cache import PagedCache
@@ -108,11 +108,12 @@ def test_a_captured_pass_writes_what_an_ordinary_one_does(
 def test_passes_over_static_buffers_write_what_passes_with_new_ones_do(
     toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, network: dict[str, Any], steps_ahead: int
 ) -> None:
-    """Texts of different lengths end at different times and come back to a number of texts that was there before."""
+    """Texts end at different times, and three tokens a step make a pass read single tokens of prompts as well."""
     if not has_kernels():
         pytest.skip("there is no C++ compiler for the kernels")
     monkeypatch.setenv("SHEEPOP_NATIVE", "1")
     monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=steps_ahead))
+    monkeypatch.setattr(engine, "tokens_per_step", lambda _: 3)
     tokenizer = CharTokenizer.train(["abcdefgh"])
     model = toy_model(max_seq_len=48, vocab_size=tokenizer.vocab_size, **network)
     prompts = [[5, 6, 7, 8], [6] * 12, [8, 8, 7], [9, 9]]
