@@ -137,13 +137,31 @@ class Contestant:
 
 
 def prepare(files: Path, shape: str, contestants: list[str], precisions: list[str], peers: Path | None) -> None:
-    """The same weights in every program's format."""
+    """The same weights in every program's format, but for those that `files` already has."""
+    from sheepop.jobs.exchange import export_model
+
+    source, size = files / "transformers", SHAPES[shape].vocabulary
+    if not (files / "sheepop").exists():
+        _draw(files, source, shape, size)
+    for precision in precisions if {"llama.cpp", "openvino-genai"} & set(contestants) else ():
+        kind = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
+        found, file = kind.get(precision, {"quantize": GGUF[precision]}), files / f"{GGUF[precision]}.gguf"
+        if not file.exists():
+            export_model(files / "sheepop", file, format="gguf", **found)
+    if "ctranslate2" in contestants and not (files / "ctranslate2").exists():
+        sys.path[:0] = [str(peers)] if peers else []
+        from ctranslate2.converters import TransformersConverter
+
+        TransformersConverter(str(source)).convert(str(files / "ctranslate2"))
+
+
+def _draw(files: Path, source: Path, shape: str, size: int) -> None:
+    """Draws the weights, and saves them for transformers in `source` and for SheepOp."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    from sheepop.jobs.exchange import export_model, import_model
+    from sheepop.jobs.exchange import import_model
 
     torch.manual_seed(0)
-    source, size = files / "transformers", SHAPES[shape].vocabulary
     ends = dict.fromkeys(("bos_token_id", "eos_token_id"), size - 1)
     model: Any
     if shape == "gpt2":
@@ -160,15 +178,6 @@ def prepare(files: Path, shape: str, contestants: list[str], precisions: list[st
     names = {**tokenizer["model"]["vocab"], END: size - 1}
     (files / "names.json").write_text(json.dumps(sorted(names, key=names.__getitem__)))
     import_model(source, files / "sheepop")
-    for precision in precisions if {"llama.cpp", "openvino-genai"} & set(contestants) else ():
-        kind = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
-        found = kind.get(precision, {"quantize": GGUF[precision]})
-        export_model(files / "sheepop", files / f"{GGUF[precision]}.gguf", format="gguf", **found)
-    if "ctranslate2" in contestants:
-        sys.path[:0] = [str(peers)] if peers else []
-        from ctranslate2.converters import TransformersConverter
-
-        TransformersConverter(str(source)).convert(str(files / "ctranslate2"))
 
 
 def _tokenizer(size: int) -> dict[str, Any]:
@@ -221,6 +230,8 @@ def measure(files: Path, options: argparse.Namespace, precision: str) -> list[di
     shape, rows = SHAPES[options.shape], []
     try:
         for work in works(options.batches, options.prompt, options.written, shape):
+            if options.works and work.name not in options.works:
+                continue
             rows.append(_race(work, contestants, options.rounds, precision, shape))
             show(rows[-1], options.bandwidth, shape)
     finally:
@@ -316,6 +327,9 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--peers", type=Path, help="where other programs are installed")
+    parser.add_argument("--files", type=Path, help="a folder that keeps the weights of this shape for later runs")
+    parser.add_argument("--without", nargs="+", default=[], choices=tuple(MODULES), help="programs to leave out")
+    parser.add_argument("--works", nargs="+", help="only these rows of the table, such as 'batch 8' or prefill")
     add_json_option(parser)
     options = parser.parse_args()
     if options.peers:
@@ -323,13 +337,14 @@ def main() -> int:
     modules = MODULES if options.device == "cpu" else {"transformers": "transformers"}
     if options.shape == "gpt2":  # whose GGUF files openvino-genai does not read
         modules = {name: module for name, module in modules.items() if name != "openvino-genai"}
-    options.contestants = ["SheepOp", *(name for name, module in modules.items() if importlib.util.find_spec(module))]
+    here = [name for name, module in modules.items() if importlib.util.find_spec(module)]
+    options.contestants = ["SheepOp", *(name for name in here if name not in options.without)]
     options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
     print(f"{', '.join(options.contestants)}; {options.shape}; {options.threads} threads; {options.busy} busy; {read}")
     print("tokens per second (per second of processor time)")
     with tempfile.TemporaryDirectory() as folder, busy(options.busy):
-        files = Path(folder)
+        files = options.files or Path(folder)
         prepare(files, options.shape, options.contestants, options.precisions, options.peers)
         settings = {name: getattr(options, name) for name in RECORDED}
         rows: list[dict[str, Any]] = []

@@ -278,12 +278,12 @@ def count_loss(counter: Counter, model: ModelConfig, tokens: int, *, fused: bool
         counter.launch("softmax_and_gradient", (logits, logits, labels), logits)
         return logits.new_empty(2, dtype=torch.float32)
 
-    rows = chunked._chunk_rows
+    rows = chunked.chunk_rows
     replaced = {
         chunked: {
             "_cuda_memory": lambda: MEMORY,
-            "_chunk_rows": lambda count, size, dtype, device, limit: rows(count, size, dtype, "cuda", limit),
-            "_adds_exactly": lambda device: True,
+            "chunk_rows": lambda count, size, dtype, device, limit: rows(count, size, dtype, "cuda", limit),
+            "adds_exactly": lambda device: True,
             "fuses": lambda device: fused,
         },
         losses: {"fuses": lambda device: fused, "_fused_losses": one_kernel},
@@ -294,11 +294,11 @@ def count_loss(counter: Counter, model: ModelConfig, tokens: int, *, fused: bool
         weight = torch.empty(model.vocabulary, model.d_model, device="meta")
         labels = torch.empty(tokens, device="meta", dtype=torch.long)
         cast = torch.empty_like(weight, dtype=torch.bfloat16)
-        context = SimpleNamespace(needs_input_grad=(True, True), mark_non_differentiable=lambda _: None)
+        context = SimpleNamespace(needs_input_grad=(True, True, False, False), mark_non_differentiable=lambda _: None)
         how = {"places": slice(None), "memory": chunked.LossMemory()}
-        arguments = (hidden, weight, labels, cast, how, LossTerms())
+        arguments = (hidden, weight, None, None, labels, cast, how, LossTerms())
         losses._LinearCrossEntropy.forward(context, *arguments)
-        for gradient in context.gradients:
+        for gradient in context.gradients[:2]:
             gradient.mul_(torch.empty((), device="meta"))
 
 
@@ -376,7 +376,7 @@ def count_decoding(model: ModelConfig, texts: int, context: int) -> dict[str, Ph
     network = pretended(model).to(torch.bfloat16).eval()
     network.pack_projections()
     sampler = sampling.Sampler(torch.zeros(model.vocabulary, dtype=torch.bool, device="meta"), [2])
-    vars(sampler)["_forbids"] = True  # a model reads that once
+    vars(sampler)["_forbidden_ids"] = torch.zeros(1, dtype=torch.long)  # a model reads that once
     rows = [sampling.Row(GenerationConfig(), context, seed) for seed in range(texts)]
 
     def upload(tensor: Tensor, device: torch.device) -> Tensor:
@@ -402,12 +402,14 @@ def count_decoding(model: ModelConfig, texts: int, context: int) -> dict[str, Ph
         reaches, blocks = reaches_of(network), texts * (context // 16 + 1)
         manager = BlockManager([blocks] * len(reaches), reaches, 16)
         cache = PagedCache(network, manager.num_blocks, 16)
-        static, chunks = cache.static_pass(texts, model.max_seq_len), []
+        chunks = list[Chunk]()
         for _ in range(texts):
             table = manager.open([0])
             manager.reserve(table, context + 1)
             manager.advance(table, [0] * context, context)
             chunks.append(Chunk(table, context, 1))
+        cache.make_room(chunks, [])
+        static = cache.static_pass(texts, model.max_seq_len)
         static.fill([0] * texts, chunks)
         sampled = torch.empty(texts, dtype=torch.long, device="meta")
         with counter.phase("input"):
@@ -487,12 +489,14 @@ def main() -> None:
                 f"{row['waits']:>7}{row['seconds'] / tokens * 1e6:>10.2f}"
             )
     result["decoding"] = {}
+    context = min(1023, options.length - 1)
     for texts in (1, 32):
-        counted = count_decoding(model, texts, 1023)
+        counted = count_decoding(model, texts, context)
         parts = summary(counted, False, shares)
         result["decoding"][texts] = parts
         by_name = Counts(kernel.name for kernel in counted["network"].kernels)
-        print(f"\na token for each of {texts} texts of 1,023: {by_name.total() / model.num_layers:.1f} kernels a layer")
+        by_layer = by_name.total() / model.num_layers
+        print(f"\na token for each of {texts} texts of {context:,}: {by_layer:.1f} kernels a layer")
         for part, row in parts.items():
             print(f"{part:<18}{row['kernels']:>9,}{row['bytes'] / 1e9:>9,.2f} GB{row['waits']:>7} waits")
         print(", ".join(f"{name} {count}" for name, count in by_name.most_common()))

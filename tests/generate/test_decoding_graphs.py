@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from sheepop.adapt.stored_weight import has_kernels
-from sheepop.generate import GenerationConfig, Generator, paged_cache, runner
+from sheepop.generate import GenerationConfig, Generator, engine, paged_cache, runner
 from sheepop.generate.blocks import BlockTable, Chunk
 from sheepop.generate.engine import Engine
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.runner import DecodingGraphs
+from sheepop.generate.runner import DecodingGraphs, StaticPasses
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 
@@ -95,6 +95,52 @@ def test_a_captured_pass_writes_what_an_ordinary_one_does(
     assert (len(replayed) > 10) == suited
     # Passes of 8, 4, 2 and 1 texts. From 2 blocks the cache grows to 5 for the prompts, and to 10 between passes of 4.
     assert captured == ([] if not suited else [0] * 4 if at_first is None else [1, 1, 2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("network", "steps_ahead"),
+    [
+        ({"position_encoding": "rope", "num_kv_heads": 2, "sliding_window": 5, "sliding_layers": [0]}, 0),
+        ({"position_encoding": "rope", "experts": {"count": 4, "per_token": 2}}, 1),
+        ({"position_encoding": "learned", "activation": "gelu"}, 1),
+    ],
+)
+def test_passes_over_static_buffers_write_what_passes_with_new_ones_do(
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, network: dict[str, Any], steps_ahead: int
+) -> None:
+    """Texts end at different times, and three tokens a step make a pass read single tokens of prompts as well."""
+    if not has_kernels():
+        pytest.skip("there is no C++ compiler for the kernels")
+    monkeypatch.setenv("SHEEPOP_NATIVE", "1")
+    monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=steps_ahead))
+    monkeypatch.setattr(engine, "tokens_per_step", lambda _: 3)
+    tokenizer = CharTokenizer.train(["abcdefgh"])
+    model = toy_model(max_seq_len=48, vocab_size=tokenizer.vocab_size, **network)
+    prompts = [[5, 6, 7, 8], [6] * 12, [8, 8, 7], [9, 9]]
+    configs = [
+        GenerationConfig(max_new_tokens=count, min_new_tokens=count, seed=1, temperature=1.0)
+        for count in (20, 9, 30, 3)
+    ]
+    run, described = StaticPasses.run, list[int]()
+
+    def counted(passes: StaticPasses, *arguments: Any) -> torch.Tensor:
+        logits = run(passes, *arguments)
+        assert passes._static is not None
+        described.append(len(passes._static.described))
+        return logits
+
+    monkeypatch.setattr(StaticPasses, "run", counted)
+    generator = Generator(model, tokenizer, max_batch_size=3)
+    found = [generator.generate(prompts, configs) for _ in range(2)]
+    # Native code is told of a pass once, either of all blocks together or, with experts, of none.
+    assert len(described) > 40 and set(described) == {0 if "experts" in network else 1}
+    monkeypatch.setattr(StaticPasses, "of", lambda *_: None)
+    expected = Generator(model, tokenizer, max_batch_size=3).generate(prompts, configs)
+    monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=0, use_cache=False))
+    recomputed = Generator(model, tokenizer).generate(prompts, [config.replace(use_cache=False) for config in configs])
+    for completions in found:
+        assert [one.token_ids for one in completions] == [one.token_ids for one in recomputed]
+        assert [one.logprobs for one in completions] == [one.logprobs for one in expected]
 
 
 def test_many_texts_and_long_chunks_are_not_captured(toy_model: Callable[..., Transformer]) -> None:

@@ -428,6 +428,26 @@ def test_the_kernel_leaves_forbidden_tokens_out_and_the_logits_as_they_are(size:
     assert torch.equal(found, expected)
     assert not set(found[:, 0].long().tolist()) & set(forbidden.tolist())
     torch.testing.assert_close(found[:, 3], logits.double().logsumexp(-1), rtol=1e-6, atol=1e-6)
+    # What one row must not choose yet, among it a forbidden token, does not concern the others.
+    banned = [] if size == 1 else [(2, int(found[2, 0])), (0, int(forbidden[0])), (2, int(found[1, 0]))]
+    for row, token in banned:
+        masked[row, token] = -torch.inf
+    found = choose_natively(logits, logits, configs, [1, 2, 3], forbidden, banned)
+    assert torch.equal(found, choose_natively(logits, masked, configs, [1, 2, 3]) if banned else expected)
+    assert torch.equal(logits, before)
+    assert not {(row, token) for row, token in enumerate(found[:, 0].long().tolist())} & set(banned)
+
+
+@needs_kernel
+def test_zeros_with_different_signs_are_equally_likely() -> None:
+    """The first zero is the largest score, and its distance to the others is -0 where they have the other sign."""
+    configs = [GenerationConfig(temperature=1.0, **kept) for kept in ({"top_p": 0.9}, {"top_k": 3}, {"typical_p": 0.9})]
+    zeros = torch.zeros(3, 2**10)
+    signed = zeros.clone()
+    signed[:, ::3] = -0.0
+    found, expected = (choose_natively(x, x, configs, [1, 2, 3]) for x in (signed, zeros))
+    assert torch.equal(found, expected)
+    assert found[1, 0] < 3
 
 
 @needs_kernel

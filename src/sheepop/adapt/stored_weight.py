@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -202,8 +202,8 @@ class StoredWeight(Tensor):
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
         out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
-        described = ctypes.byref(self.described(single_bias, many=many))
-        _run()(described, rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
+        found = self._plain if bias is None and not many else self.described(single_bias, many=many)
+        _run()(ctypes.byref(found), rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
 
     def described(self, bias: Tensor | None, *, many: bool = False) -> Linear:
@@ -226,6 +226,10 @@ class StoredWeight(Tensor):
             address("bias", bias, torch.float32, rows),
         )
         return Linear(*kernel, *parts, length, rows)
+
+    @cached_property
+    def _plain(self) -> Linear:
+        return self.described(None)  # which stays, since the matrix never changes
 
     def product_by_torch(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product with PyTorch's kernels, on a CPU dequantising a part of the matrix at a time."""
@@ -276,10 +280,8 @@ class StoredWeight(Tensor):
 
     def is_for_triton(self) -> bool:
         """Whether a Triton kernel for the stored format runs on this GPU."""
-        if self.group != (GROUP if self.stored == "int4" else None):
-            return False
-        known = self.stored != "fp8" or has_fp8(self.device)
-        return self.has_scales and known and fuses(self.device.type)
+        fits = self.has_scales and self.group == (GROUP if self.stored == "int4" else None)
+        return fits and (self.stored != "fp8" or has_fp8(self.device)) and fuses(self.device.type)
 
     @property
     def kernel(self) -> tuple[int | None, int] | None:
@@ -307,8 +309,7 @@ class StoredWeight(Tensor):
         if function is matrix_rows:
             return args[0].rows(args[1])
         if function is grouped_product:
-            rows, weight, ends = args
-            return weight.grouped_product(rows, ends)
+            return args[1].grouped_product(args[0], args[2])
         if function is Tensor.detach:  # whose dispatch would load torch.distributed.tensor, which takes a second
             return args[0].computing_in(args[0].dtype)
         with torch._C.DisableTorchFunctionSubclass():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,8 +22,20 @@ from sheepop.adapt.native_products import wants_native_kernels, with_native_prod
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import Linear, StoredWeight
 from sheepop.core.native import address, native_library, say_once
+from sheepop.generate.native_steps import (
+    COUNT,
+    POINTER,
+    Branch,
+    Change,
+    Layer,
+    Norm,
+    Step,
+    Stored,
+    TokensOfKind,
+    TokensOfPass,
+)
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import AttentionMetadata, attention_kernel, storing_kernel
+from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
@@ -37,82 +48,7 @@ from sheepop.model.probe import someone_watches
 _SOURCE = Path(__file__).parent / "native" / "block.cpp"
 _NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
 _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
-Angles = tuple[Tensor, Tensor]
-"""Cosines and sines."""
 _OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
-_KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
-_POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("kind", _COUNT), ("weight", _POINTER), ("bias", _POINTER), ("width", _COUNT), ("eps", _NUMBER)]
-
-
-class _Branch(ctypes.Structure):
-    _fields_ = [(name, _Norm) for name in ("before", "after", "sum")]
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        *((name, _Branch) for name in ("attention", "feed_forward")),
-        *((name, _Norm) for name in ("query", "key")),
-        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, _COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
-        ("activation", _COUNT),
-        *((name, _NUMBER) for name in ("scale", "cap")),
-        *((name, _POINTER) for name in ("slopes", "sinks")),
-    ]
-
-
-class _Change(ctypes.Structure):
-    _fields_ = [("down", _POINTER), ("up", _POINTER), ("rank", _COUNT), ("scale", _NUMBER)]
-
-
-class _Stored(ctypes.Structure):
-    _fields_ = [("numbers", _POINTER), ("scales", _POINTER)]
-
-
-class _Tokens(ctypes.Structure):
-    _fields_ = [
-        *((name, _COUNT) for name in ("count", "block_size", "table_width", "angles")),
-        *((name, _POINTER) for name in ("block", "offset", "table", "first", "last", "cos", "sin")),
-    ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        *((name, _POINTER) for name in ("layer", "tokens")),
-        ("keys", _Stored),
-        ("values", _Stored),
-        ("changes", _POINTER),
-    ]
-
-
-class _TokensOfPass:
-    """The tokens of a pass as native code sees them, the same for all layers of a kind."""
-
-    def __init__(self) -> None:
-        self._newest = deque[tuple[AttentionMetadata, Angles | None, list[Tensor], _Tokens]](maxlen=_KINDS)
-
-    def of(
-        self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int, key_width: int
-    ) -> _Tokens:
-        """Describes the `count` tokens; raises `ValueError` if a tensor is not as the native code assumes."""
-        for newest in self._newest:
-            if newest[0] is metadata and newest[1] is rotary:
-                return newest[3]
-        width = 0 if rotary is None else rotary[0].shape[-1]
-        if 2 * width > key_width:
-            raise ValueError(f"{width} angles rotate more than the {key_width} numbers of a head")
-        angles = [] if rotary is None else [part.contiguous() for part in rotary]
-        made = _Tokens(
-            *(count, block_size, metadata.block_table.shape[-1], width),
-            *(address("slots", part, torch.int64, count) for part in metadata.slot_mapping),
-            *metadata.addresses(count),
-            *(address("angles", part.view(-1, width), torch.float32, count, width) for part in angles),
-        )
-        self._newest.append((metadata, rotary, angles, made))
-        return made
 
 
 class NativeBlock(Block):
@@ -123,7 +59,7 @@ class NativeBlock(Block):
         block: Block,
         activation: str,
         slopes: Tensor | None,
-        tokens: _TokensOfPass,
+        tokens: TokensOfPass,
         adapters: RowAdapters | None = None,
     ) -> None:
         nn.Module.__init__(self)
@@ -131,7 +67,7 @@ class NativeBlock(Block):
         self._layer, self._tokens = _layer(block, activation, slopes), tokens
         self._about = activation, slopes, tokens
         self._adapters = adapters
-        self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[_Change] | None] = weakref.WeakKeyDictionary()
+        self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[Change] | None] = weakref.WeakKeyDictionary()
         self._kept: weakref.WeakKeyDictionary[Adapter, list[Tensor]] = weakref.WeakKeyDictionary()  # what they point to
         weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
         self._most_rows = min(weight.most_native_rows for weight in weights)
@@ -149,8 +85,10 @@ class NativeBlock(Block):
         found_BTD = run_together([self], x_BTD, [inputs], cache)
         return super().forward(x_BTD, inputs, cache) if found_BTD is None else BlockOutputs(found_BTD)
 
-    def step(self, inputs: BlockInputs, cache: PagedCache, count: int) -> tuple[_Step, Any] | None:
-        """Describes a pass of `count` tokens through this block, with what must stay alive; None if PyTorch runs it.
+    def step(self, inputs: BlockInputs, cache: PagedCache, count: int) -> tuple[Step, TokensOfKind, Any] | None:
+        """Describes a pass of `count` tokens through this block, with the tokens and what else must stay alive.
+
+        Returns None if PyTorch runs it.
 
         Raises `ValueError` if a tensor is not as the native code assumes.
         """
@@ -166,9 +104,10 @@ class NativeBlock(Block):
             (cache.values[self.attention.layer], self._layer.value_width),
         ):
             shape = len(blocks.numbers), self._layer.kv_heads, cache.block_size, width
-            stored.append(_Stored(*blocks.addresses(*shape)))
-        step = _Step(*(ctypes.addressof(part) for part in (self._layer, tokens)), *stored, ctypes.addressof(changes))
-        return step, (tokens, changes)
+            stored.append(Stored(*blocks.addresses(*shape)))
+        parts = self._layer, tokens.described
+        step = Step(*(ctypes.addressof(part) for part in parts), *stored, ctypes.addressof(changes))
+        return step, tokens, changes
 
     def with_adapters(self, block: Block, adapters: RowAdapters) -> NativeBlock:
         """The native block over the layers of `block`, to whose products the rows of `adapters` add."""
@@ -176,7 +115,7 @@ class NativeBlock(Block):
 
     def _changes_of(self, count: int) -> ctypes.Array[Any] | None:
         """The addresses of what each of `count` rows adds to the products; None if native code cannot add it."""
-        found = (_POINTER * count)()
+        found = (POINTER * count)()
         for adapter, rows in () if self._adapters is None else self._adapters.selected:
             if adapter not in self._changes:
                 self._changes[adapter] = self._made(adapter)
@@ -186,10 +125,10 @@ class NativeBlock(Block):
                 found[row] = ctypes.addressof(changes)
         return found
 
-    def _made(self, adapter: Adapter) -> ctypes.Array[_Change] | None:
+    def _made(self, adapter: Adapter) -> ctypes.Array[Change] | None:
         assert self.attention is not None and isinstance(self.feed_forward, FeedForward)
         layers = _linears(self)
-        made = (_Change * len(layers))()
+        made = (Change * len(layers))()
         for place, layer in enumerate(layers):
             change = adapter.changes.get(getattr(layer, "path", ""))
             if change is None or layer is None:
@@ -198,7 +137,7 @@ class NativeBlock(Block):
                 return None
             rank, up = len(change.down), change.up.detach().t().contiguous()
             self._kept.setdefault(adapter, []).append(up)
-            made[place] = _Change(
+            made[place] = Change(
                 address("A", change.down, torch.float32, rank, layer.in_features),
                 address("B", up, torch.float32, rank, layer.out_features),
                 *(rank, change.config.scale),
@@ -215,25 +154,48 @@ def run_together(
     """
     if not isinstance(cache, PagedCache) or someone_watches():
         return None
-    rows = x_BTD.shape[:-1].numel()
-    steps, kept = (_Step * len(blocks))(), []
-    for number, (block, own) in enumerate(zip(blocks, inputs, strict=True)):
-        made = block.step(own, cache, rows) if isinstance(block, NativeBlock) else None
-        if made is None:
-            return None
-        steps[number], alive = made
-        kept.append(alive)
+    steps = _steps(blocks, inputs, cache, x_BTD.shape[:-1].numel())
+    if steps is None:
+        return None
     x_BTD = x_BTD.contiguous()
     out_BTD = torch.empty_like(x_BTD)
     stored = cache.keys[0].numbers.dtype
     _run()(
-        *(steps, len(blocks)),
+        *(steps.described, len(blocks)),
         address("x", x_BTD, torch.float32, *x_BTD.shape),
         out_BTD.data_ptr(),
         *(kernel(stored) for kernel in (attention_kernel, storing_kernel)),
         torch.get_num_threads(),
     )
     return out_BTD
+
+
+class _Steps:
+    """A pass through several blocks as native code sees it, with the tokens of each block and what must stay alive."""
+
+    def __init__(self, made: Sequence[tuple[Step, TokensOfKind, Any]]) -> None:
+        steps, self.tokens, self._kept = zip(*made, strict=True)
+        self.described = (Step * len(made))(*steps)
+
+
+def _steps(blocks: Sequence[nn.Module], inputs: Sequence[BlockInputs], cache: PagedCache, count: int) -> _Steps | None:
+    """Describes a pass of `count` tokens through these blocks; None if PyTorch runs one of them.
+
+    A pass over static buffers is described once: later only its angles are new.
+    """
+    kept: dict[Any, _Steps] = {} if cache.static is None else cache.static.described
+    if (known := kept.get((blocks[0], len(blocks)))) is not None:
+        for tokens, own in zip(known.tokens, inputs, strict=True):
+            tokens.move(own.rotary)
+        return known
+    made = []
+    for block, own in zip(blocks, inputs, strict=True):
+        step = block.step(own, cache, count) if isinstance(block, NativeBlock) else None
+        if step is None:
+            return None
+        made.append(step)
+    found = kept[blocks[0], len(blocks)] = _Steps(made)
+    return found
 
 
 def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor]]]:
@@ -259,7 +221,7 @@ def with_native_blocks(model: Transformer) -> Transformer:
     """
     if native_library(_SOURCE) is None:
         return model
-    tokens = _TokensOfPass()
+    tokens = TokensOfPass()
     for layer, block in enumerate(model.layers):
         if (lacking := _lacking(model, block)) is None:
             model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes, tokens)
@@ -296,7 +258,7 @@ def _lacking(model: Transformer, block: Block) -> str | None:
     return next((part for part, found in lacking.items() if found), None)
 
 
-def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
+def _layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
     """The description of a block that the native code reads."""
     attention, feed_forward = block.attention, block.feed_forward
     assert attention is not None and isinstance(feed_forward, FeedForward)
@@ -309,11 +271,11 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> _Layer:
     for norm, output_norm in norms:
         is_last = block.position == "post"
         sum_norm = _norm(norm if is_last and not block.parallel else None)
-        branches.append(_Branch(_norm(None if is_last else norm), _norm(output_norm), sum_norm))
+        branches.append(Branch(_norm(None if is_last else norm), _norm(output_norm), sum_norm))
     width, value_width = attention.head_dim, attention.value_dim
     heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
     _require_fit(block, heads, kv_heads)
-    return _Layer(
+    return Layer(
         *branches,
         *map(_norm, (attention.q_norm, attention.k_norm)),
         *map(_linear, _linears(block)),
@@ -367,19 +329,19 @@ def _linear(layer: nn.Linear | None) -> Linear:
     return layer.weight.described(layer.bias)
 
 
-def _norm(norm: nn.Module | None) -> _Norm:
+def _norm(norm: nn.Module | None) -> Norm:
     if norm is None:
-        return _Norm()
+        return Norm()
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm)
     eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
     width = norm.weight.numel()
     weights = (address(name, x, torch.float32, width) for name, x in (("norm", norm.weight), ("norm", bias)))
-    return _Norm(_NORMS[type(norm)], *weights, width, eps)
+    return Norm(_NORMS[type(norm)], *weights, width, eps)
 
 
 @cache
 def _run() -> Callable[..., Any]:
     found = native_library(_SOURCE).run_blocks  # type: ignore[union-attr]
-    found.argtypes, found.restype = [_POINTER, _COUNT, *[_POINTER] * 4, _COUNT], None
+    found.argtypes, found.restype = [POINTER, COUNT, *[POINTER] * 4, COUNT], None
     return found

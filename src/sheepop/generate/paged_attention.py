@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,11 +74,13 @@ class Pass:
 
 
 class StaticPass:
-    """The static buffers that a CUDA graph reads in passes of `count` single tokens.
+    """The static buffers that passes of `count` single tokens read, in a CUDA graph or in native code.
 
     `fill` writes the tokens of a pass there. No sequence is longer than `longest` tokens. `spare_blocks[kind]` is a
-    block that belongs to no sequence. All numbers reach the device in one copy, which does not wait; it holds only
-    the rows of the block tables that have changed.
+    block that belongs to no sequence. All numbers reach a GPU in one copy, which does not wait; it holds only the rows
+    of the block tables that have changed. On a CPU the buffers are those that `fill` writes.
+
+    `described` is for those who describe the buffers to native code, which they need to do only once.
     """
 
     def __init__(
@@ -96,15 +99,16 @@ class StaticPass:
         # the blocks and offsets of the slots.
         self._numbers = np.zeros((2 + 3 * len(windows), count), np.int64)
         self._tables = [np.full((count, width), spare, np.int64) for spare in spare_blocks]
-        self._on_device = torch.zeros(self._numbers.shape, dtype=torch.long, device=device)
+        self._on_device = torch.from_numpy(self._numbers).to(device)
         self.input_ids, self.device_positions = self._on_device[0][:, None], self._on_device[1]
         rows = torch.arange(count, device=device)
         self.metadata = []
-        for kind, (window, spare) in enumerate(zip(windows, spare_blocks, strict=True)):
-            table = torch.full((count, width), spare, dtype=torch.long, device=device)
+        for kind, (window, numbers) in enumerate(zip(windows, self._tables, strict=True)):
+            table = torch.from_numpy(numbers).to(device)
             firsts, blocks, offsets = self._on_device[2 + 3 * kind : 5 + 3 * kind]
             slots = blocks, offsets
             self.metadata.append(AttentionMetadata(rows, table, firsts, self.device_positions, slots, window))
+        self.described: dict[Any, Any] = {}
         # The block tables that the rows have now, with their versions; None is padding.
         self._states: list[tuple[BlockTable, int] | None] = [None] * count
 
@@ -132,7 +136,8 @@ class StaticPass:
             blocks[:] = table[np.arange(self.count), positions // size]
             offsets[:] = positions % size
             moved.append(table[changed, : max(1, longest)])
-        self._move(moved)
+        if self._on_device.device.type != "cpu":
+            self._move(moved)
 
     def _move(self, parts: Sequence[NDArray[np.int64]]) -> None:
         """Copies the numbers to the device, and the changed rows of the block tables.

@@ -142,7 +142,7 @@ class PagedCache(LatentCache):
         self.device = model.device
         self.reaches = reaches_of(model)
         self.block_size = block_size
-        self._native, self.batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
+        self.is_native, self.batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
         # None for layers that store nothing: those without attention, or with the keys and values of another layer.
         self._kind_of_layer = [
             None if kind is None or layer in model.kv_sources else self.reaches.index(kind[0])
@@ -350,7 +350,7 @@ class PagedCache(LatentCache):
             metadata = self.static.metadata[number]
             return PagedAttending(kind, metadata.slot_mapping, [metadata])
         return PagedAttending.of_pass(
-            kind, self._current, number, native=self._native, batch_invariant=self.batch_invariant
+            kind, self._current, number, native=self.is_native, batch_invariant=self.batch_invariant
         )
 
     def metadata(self, attending: Attending | None) -> AttentionMetadata | None:

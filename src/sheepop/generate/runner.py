@@ -18,7 +18,7 @@ from sheepop.core.native import say_once
 from sheepop.generate.blocks import Chunk, Copy
 from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import attends_by_triton
+from sheepop.generate.paged_kernels import attends_by_triton, attends_natively
 from sheepop.generate.scheduler import Share
 from sheepop.generate.transfers import upload, with_sampled
 from sheepop.model import EncoderDecoder, Memory, Transformer
@@ -110,7 +110,7 @@ class PagedRunner:
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self._model, self._cache, self._networks = model, cache, Networks(model)
-        self._graphs = DecodingGraphs.of(model, cache)
+        self._graphs = DecodingGraphs.of(model, cache) or StaticPasses.of(model, cache)
         self._sources = _Sources(self._networks) if isinstance(model, EncoderDecoder) else None
 
     def require(self, adapter: Adapter) -> None:
@@ -132,7 +132,8 @@ class PagedRunner:
     def read(self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None) -> Tensor:
         """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
         self._prepare(reading)
-        if self._graphs is not None and not reading.adapters and self._graphs.suits(reading.chunks):
+        is_plain = len(reading.predicting) == len(reading.token_ids) and not reading.adapters
+        if self._graphs is not None and is_plain and self._graphs.suits(reading.chunks):
             return self._graphs.run(reading.token_ids, reading.chunks, sampled)
         return self._model.read_out(self._states(reading, sources, sampled)[:, None])[:, 0]
 
@@ -287,12 +288,9 @@ class DecodingGraphs:
     @classmethod
     def of(cls, model: Transformer, cache: PagedCache) -> DecodingGraphs | None:
         """The graphs of a network on a GPU; None if a pass needs the host, or the GPU has no paged kernel."""
-        config = model.config
-        sections = ("experts", "ngrams", "short_convolution", "gated_convolution", "gated_delta_net")
-        needs_host = any(getattr(config, name) is not None for name in sections)
-        if config.architecture != "decoder" or needs_host or not attends_by_triton(model.attention_kind(cached=True)):
-            return None
-        return cls(model, cache, _cuda_capture)
+        fits = _has_plain_passes(model) and model.config.experts is None
+        fits = fits and attends_by_triton(model.attention_kind(cached=True))
+        return cls(model, cache, _cuda_capture) if fits else None
 
     def drop(self) -> None:
         """Drops all graphs, because the memory that they read is another now."""
@@ -301,7 +299,7 @@ class DecodingGraphs:
 
     def suits(self, chunks: Sequence[Chunk]) -> bool:
         """Whether a pass should be run by a graph, captured now if there is none; counts the pass."""
-        if len(chunks) > _MOST_CAPTURED or any(chunk.count != 1 for chunk in chunks) or someone_watches():
+        if len(chunks) > _MOST_CAPTURED or not _reads_one_each(chunks):
             return False
         size = _size(len(chunks))
         self._seen[size] += 1
@@ -330,6 +328,48 @@ class DecodingGraphs:
             logits.copy_(model.read_out(model.hidden_states(static.input_ids, cache=cache))[:, 0])
 
         return static, logits, self._capture(work)
+
+
+class StaticPasses:
+    """Passes on a CPU that read one token of each text from static buffers, which native code is told of only once."""
+
+    def __init__(self, model: Transformer, cache: PagedCache) -> None:
+        self._model, self._cache = model, cache
+        self._static: StaticPass | None = None
+
+    @classmethod
+    def of(cls, model: Transformer, cache: PagedCache) -> StaticPasses | None:
+        """The passes of a network; None if the paged kernel of a CPU does not attend in all of its layers."""
+        is_plain = _has_plain_passes(model) and cache.is_native
+        kinds = (model.attention_kind(window, cached=True) for window in set(model.windows))
+        return cls(model, cache) if is_plain and all(map(attends_natively, kinds)) else None
+
+    def drop(self) -> None:
+        """Drops the buffers, because the cache has other memory now."""
+        self._static = None
+
+    def suits(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether a pass can run so."""
+        return _reads_one_each(chunks)
+
+    def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk], sampled: Tensor | None = None) -> Tensor:
+        """The logits (R, V) after one token of each text."""
+        model, cache = self._model, self._cache
+        if self._static is None or self._static.count != len(chunks):
+            self._static = cache.static_pass(len(chunks), model.config.max_seq_len)
+        self._static.fill(token_ids, chunks)
+        cache.static, input_ids = self._static, with_sampled(self._static.input_ids, sampled)
+        return model.read_out(model.hidden_states(input_ids, cache=cache))[:, 0]
+
+
+def _reads_one_each(chunks: Sequence[Chunk]) -> bool:
+    return all(chunk.count == 1 for chunk in chunks) and not someone_watches()
+
+
+def _has_plain_passes(model: Transformer) -> bool:
+    """Whether a pass needs no more of the host than the tokens and where they are stored."""
+    sections = ("ngrams", "short_convolution", "gated_convolution", "gated_delta_net")
+    return model.config.architecture == "decoder" and all(getattr(model.config, name) is None for name in sections)
 
 
 def _size(count: int) -> int:

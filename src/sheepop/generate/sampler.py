@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,16 +93,20 @@ class Sampled:
 
     def choice(self) -> Choice:
         """The choices on the host, which waits for them."""
-        packed, count = self._arriving.wait(), self._num_likeliest
-        token_ids, lead, best, log_sum, logit, usable, *_ = packed.unbind(1)
+        # NumPy's calls take a microsecond, PyTorch's several.
+        packed, count = self._arriving.wait().numpy(), self._num_likeliest
+        token_ids, lead, best, log_sum, logit, usable = packed[:, :6].T
         top_ids, top_values = packed[:, 6 : 6 + count], packed[:, 6 + count :]
+        with np.errstate(invalid="ignore"):  # a row that is not finite is not usable
+            logprobs, top_logprobs = logit - log_sum, top_values - log_sum[:, None]
+            near_ties = lead < self._rounding * np.maximum(np.abs(best), 1)
         return Choice(
-            token_ids.long().tolist(),
-            (logit - log_sum).tolist(),
-            top_ids.long().tolist(),
-            (top_values - log_sum[:, None]).tolist(),
+            token_ids.astype(np.int64).tolist(),
+            logprobs.tolist(),
+            top_ids.astype(np.int64).tolist(),
+            top_logprobs.tolist(),
             (usable == 1).tolist(),
-            (lead < self._rounding * best.abs().clamp(min=1)).tolist(),
+            near_ties.tolist(),
         )
 
 
@@ -146,10 +151,12 @@ class Sampler:
         token's logit, and whether the logits are finite (1 or 0).
         """
         configs, is_native = [row.config for row in rows], suits_native_sampling(logits)
-        scores = self._changed(logits, rows, None if is_native else self.forbidden, sampled)
+        banned = self._banned(rows)
+        forbidden, hidden = (None, ()) if is_native else (self.forbidden, banned)
+        scores = self._changed(logits, rows, forbidden, hidden, sampled)
         seeds = derive_seeds((row.seed for row in rows), "token", (row.num_written for row in rows))
         if is_native:
-            return choose_natively(logits, scores, configs, seeds, self._forbidden_ids)
+            return choose_natively(logits, scores, configs, seeds, self._forbidden_ids, banned)
         if suits_triton_sampling(logits, configs):
             return choose_by_triton(logits, scores, configs, seeds)
         chosen, lead, best = likeliest(scores)
@@ -184,17 +191,25 @@ class Sampler:
 
         The result is `logits` itself if nothing changes.
         """
-        return self._changed(logits, rows, self.forbidden)
+        return self._changed(logits, rows, self.forbidden, self._banned(rows))
 
-    def _changed(
-        self, logits: Tensor, rows: Sequence[Row], forbidden: Tensor | None, sampled: Tensor | None = None
-    ) -> Tensor:
-        ending = [
+    def _banned(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
+        """The rows and tokens that would end a text too soon."""
+        return [
             (number, token_id)
             for number, row in enumerate(rows)
             if row.num_written < row.config.min_new_tokens and not self._must_end(row)
             for token_id in (*self._end_ids, *row.config.stop_token_ids)
         ]
+
+    def _changed(
+        self,
+        logits: Tensor,
+        rows: Sequence[Row],
+        forbidden: Tensor | None,
+        banned: Sequence[tuple[int, int]],
+        sampled: Tensor | None = None,
+    ) -> Tensor:
         biases = [(number, *bias) for number, row in enumerate(rows) for bias in row.config.logit_bias.items()]
         penalised = [
             (number, row.config, row.occurrences, row.following)
@@ -203,11 +218,11 @@ class Sampler:
         ]
         masked = [(number, row.allowed) for number, row in enumerate(rows) if row.allowed is not None]
         forbids = forbidden is not None and len(self._forbidden_ids) > 0
-        if not (forbids or ending or biases or penalised or masked):
+        if not (forbids or banned or biases or penalised or masked):
             return logits
         scores = logits.masked_fill(self.forbidden, -torch.inf) if forbids else logits.clone()
-        if ending:
-            scores.index_put_(_index(ending, scores), scores.new_full((), -torch.inf))  # a number would be waited for
+        if banned:
+            scores.index_put_(_index(banned, scores), scores.new_full((), -torch.inf))  # a number would be waited for
         if biases:
             index, values = _index(biases, scores), torch.tensor([bias[2] for bias in biases], dtype=scores.dtype)
             scores[index] += upload(values, scores.device)

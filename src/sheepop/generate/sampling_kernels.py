@@ -42,19 +42,21 @@ def choose_natively(
     configs: Sequence[GenerationConfig],
     seeds: Sequence[int],
     forbidden_ids: Tensor | None = None,
+    banned: Sequence[tuple[int, int]] = (),
 ) -> Tensor:
     """The choices from `scores` (B, V) but for the `forbidden_ids`: (B, 6) in float64, as `Sampler.choose` reads them.
 
-    While it runs, the scores of forbidden tokens are -inf.
+    Tokens that are `banned` in one row are given as pairs of row and token. While it runs, the scores of both are -inf.
     """
     settings, num_forbidden = _settings(configs, seeds), 0 if forbidden_ids is None else len(forbidden_ids)
     found = torch.empty(len(configs), 6, dtype=torch.float64)
+    pairs = np.array(banned, np.int64).reshape(-1, 2)
     logits, scores, shape = logits.contiguous(), scores.contiguous(), (len(configs), logits.shape[-1])
     _choose()(
         *(address(name, x, torch.float32, *shape) for name, x in (("logits", logits), ("scores", scores))),
         address("forbidden tokens", forbidden_ids, torch.int64, num_forbidden),
-        *(settings.ctypes.data, found.data_ptr()),
-        *(num_forbidden, *shape, torch.get_num_threads()),
+        *(pairs.ctypes.data, settings.ctypes.data, found.data_ptr()),
+        *(num_forbidden, len(pairs), *shape, torch.get_num_threads()),
     )
     return found
 
@@ -95,5 +97,5 @@ def _row(config: GenerationConfig, seed: int) -> tuple[float, ...]:
 @cache
 def _choose() -> Callable[..., Any]:
     found = native_library(_SOURCE).choose  # type: ignore[union-attr]
-    found.argtypes, found.restype = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 4, None
+    found.argtypes, found.restype = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 5, None
     return found

@@ -151,6 +151,11 @@ def adds_in_place(weight_bytes: int, device: str) -> bool:
     return device == "cpu" and weight_bytes >= _LARGE
 
 
+def adds_exactly(device: str) -> bool:
+    """Whether a product of half precision can add to a sum in float32."""
+    return device == "cuda"
+
+
 def logits_bytes(num_tokens: int, vocab_size: int, dtype: torch.dtype, device: str) -> int:
     """Returns the largest number of bytes of logits that a loss over `num_tokens` tokens holds at a time."""
     return chunk_rows(num_tokens, vocab_size, dtype, device) * vocab_size * dtype.itemsize
@@ -293,7 +298,7 @@ class WeightGradient:
         if self._chunks.dtype == self._chunks.exact:
             self._sum.addmm_(gradients_RV.t(), hidden_RD, beta=0.0 if first else 1.0)
             return
-        if gradients_RV.device.type == "cuda":
+        if adds_exactly(gradients_RV.device.type):
             exact = self._chunks.exact
             torch.addmm(self._sum, gradients_RV.t(), hidden_RD, exact, beta=0.0 if first else 1.0, out=self._sum)
             return

@@ -20,6 +20,11 @@ struct Settings {
   int64_t top_k, seed;
 };
 
+// A token that the text of a row must not choose yet.
+struct Banned {
+  int64_t row, id;
+};
+
 // Token, lead over the second, largest score, log of the sum of e^logit, logit of the token, and whether all logits are
 // finite (1 or 0).
 struct Choice {
@@ -33,6 +38,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kRounding = 64 * FLT_EPSILON;
 constexpr int kShift = 16;  // keys whose upper 16 bits are equal share a bucket
 constexpr int64_t kBlock = 64;
+constexpr float kNear = 4;  // a gap that few tokens of a text have, and most of the probability
 
 struct End {
   float key;
@@ -42,6 +48,7 @@ struct End {
 
 inline uint32_t bucket(float key) {
   uint32_t bits;
+  key += 0.f;  // the gap between -0 and 0 is -0, whose bits are those of a large number
   std::memcpy(&bits, &key, sizeof(bits));
   return bits >> kShift;
 }
@@ -50,7 +57,7 @@ inline uint32_t bucket(float key) {
 struct Memory {
   std::vector<float> gaps, masses, keys, hidden;
   std::vector<double> totals;
-  std::vector<int64_t> ids;
+  std::vector<int64_t> ids, hidden_ids;
 };
 
 // The largest of `count` numbers that are not NaN, or -infinity; `is_finite` becomes false if one is infinite or NaN.
@@ -109,21 +116,39 @@ double write_masses(const float* scores, float best, float temperature, int64_t 
       });
 }
 
+// Calls `work(i)` for the keys up to `furthest`; most blocks of keys have none.
+template <class Work>
+void each_within(const float* keys, int64_t count, float furthest, const Work& work) {
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = std::min(count, begin + kBlock);
+    Floats least = spread<Floats>(kInfinity);
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      const Floats part = load<Floats>(keys + i);
+      least = part < least ? part : least;
+    }
+    bool is_near = i < end;
+    for (int j = 0; j < kLanes; j++) is_near |= least[j] <= furthest;
+    for (i = is_near ? begin : end; i < end; i++)
+      if (keys[i] <= furthest) work(i);
+  }
+}
+
 // The end of the shortest beginning, in ascending order of keys (0 or more) and then of ids, whose weights reach
 // `target`; without weights each counts 1. Keys above `furthest` are known to lie beyond it.
 End shortest(const float* keys, const float* weights, int64_t count, float furthest, double target, Memory& memory) {
   target = std::max<double>(target, FLT_MIN);  // no beginning is empty
   auto& totals = memory.totals;
   totals.assign(bucket(furthest) + 1, 0.0);
-  for (int64_t i = 0; i < count; i++)
-    if (keys[i] <= furthest) totals[bucket(keys[i])] += weights ? weights[i] : 1.f;
+  each_within(keys, count, furthest, [&](int64_t i) { totals[bucket(keys[i])] += weights ? weights[i] : 1.f; });
   uint32_t last = 0;
   double before = 0;
   while (last + 1 < totals.size() && before + totals[last] < target) before += totals[last++];
   auto& ids = memory.ids;
   ids.clear();
-  for (int64_t i = 0; i < count; i++)
-    if (keys[i] <= furthest && bucket(keys[i]) == last) ids.push_back(i);
+  each_within(keys, count, furthest, [&](int64_t i) {
+    if (bucket(keys[i]) == last) ids.push_back(i);
+  });
   auto precedes = [&](int64_t one, int64_t other) {
     return keys[one] < keys[other] || (keys[one] == keys[other] && one < other);
   };
@@ -192,16 +217,32 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
     if (end.includes(other.key, other.id)) end = other;
   };
   auto drop_others = [&]() {
-    for (int64_t i = 0; i < count; i++) masses[i] = end.includes(gaps[i], i) ? masses[i] : 0.f;
-    total = total_of(masses, count);
+    const auto rest = [&](int64_t i) { return masses[i] = end.includes(gaps[i], i) ? masses[i] : 0.f; };
+    total = total_of(
+        count,
+        [&](int64_t i) {
+          const Floats keys = load<Floats>(gaps + i), mass = load<Floats>(masses + i);
+          // Lanes that tie with the end are kept up to its token.
+          const auto is_kept = i + kLanes - 1 <= end.id ? keys <= end.key : keys < end.key;
+          store(masses + i, is_kept ? mass : Floats{});
+          if (i <= end.id && end.id < i + kLanes - 1)
+            for (int j = 0; j < kLanes; j++) masses[i + j] = end.includes(keys[j], i + j) ? mass[j] : 0.f;
+          return load<Floats>(masses + i);
+        },
+        rest);
   };
   if (settings.top_k && settings.top_k < count) {
     narrow(shortest(gaps, nullptr, count, FLT_MAX, settings.top_k, memory));
     drop_others();
   }
   if (settings.top_p < 1) {
-    // All tokens beyond this gap together have less than 1 - p.
-    const double furthest = std::max(0.0, std::log(count / ((1 - settings.top_p) * total)) + 1e-3);
+    // All tokens beyond this gap together have less than 1 - p, and often those beyond a smaller one.
+    double furthest = std::max(0.0, std::log(count / ((1 - settings.top_p) * total)) + 1e-3);
+    const double near = total_of(
+        count,
+        [&](int64_t i) { return load<Floats>(gaps + i) <= kNear ? load<Floats>(masses + i) : Floats{}; },
+        [&](int64_t i) { return gaps[i] <= kNear ? masses[i] : 0.f; });
+    if (near > (settings.top_p + kRounding) * total) furthest = std::min<double>(furthest, kNear);
     narrow(shortest(gaps, masses, count, furthest, (settings.top_p - kRounding) * total, memory));
   }
   if (settings.min_p > 0) narrow({-std::log(static_cast<float>(settings.min_p)), count});
@@ -241,9 +282,9 @@ void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   choice.best = two[0];
 }
 
-// `hidden` tokens cannot be chosen: their scores are -infinity meanwhile.
-void choose_one(const float* logits, float* scores, int64_t count, const int64_t* hidden, int64_t num_hidden,
-                const Settings& settings, Choice& choice, Memory& memory) {
+// The `hidden_ids` cannot be chosen: their scores are -infinity meanwhile.
+void choose_one(const float* logits, float* scores, int64_t count, const Settings& settings, Choice& choice,
+                Memory& memory) {
   bool is_finite = true;
   const float most = largest(logits, count, is_finite);
   const auto exponential_at = [&](int64_t i) { return exponential(load<Floats>(logits + i) - most); };
@@ -251,9 +292,9 @@ void choose_one(const float* logits, float* scores, int64_t count, const int64_t
       most + std::log(total_of(count, exponential_at, [&](int64_t i) { return std::exp(logits[i] - most); }));
   choice.usable = is_finite;
   memory.hidden.clear();
-  for (int64_t i = 0; i < num_hidden; i++) {
-    memory.hidden.push_back(scores[hidden[i]]);
-    scores[hidden[i]] = -kInfinity;
+  for (int64_t id : memory.hidden_ids) {
+    memory.hidden.push_back(scores[id]);
+    scores[id] = -kInfinity;
   }
   if (settings.temperature == 0) {
     take_likeliest(scores, count, choice);
@@ -261,7 +302,7 @@ void choose_one(const float* logits, float* scores, int64_t count, const int64_t
     choice.best = largest(scores, count);
     draw(scores, count, settings, choice, memory);
   }
-  for (int64_t i = num_hidden; i-- > 0;) scores[hidden[i]] = memory.hidden[i];
+  for (size_t i = memory.hidden.size(); i-- > 0;) scores[memory.hidden_ids[i]] = memory.hidden[i];
   choice.logit = logits[static_cast<int64_t>(choice.token)];
 }
 
@@ -269,14 +310,18 @@ void choose_one(const float* logits, float* scores, int64_t count, const int64_t
 
 extern "C" {
 
-// Logits and scores are (rows, count) and may be the same; no row chooses one of the `hidden` tokens.
-void choose(const float* logits, float* scores, const int64_t* hidden, const Settings* settings, Choice* choices,
-            int64_t num_hidden, int64_t rows, int64_t count, int64_t threads) {
+// Logits and scores are (rows, count) and may be the same; no row chooses one of the `hidden` tokens, nor one that is
+// `banned` in it.
+void choose(const float* logits, float* scores, const int64_t* hidden, const Banned* banned, const Settings* settings,
+            Choice* choices, int64_t num_hidden, int64_t num_banned, int64_t rows, int64_t count, int64_t threads) {
   share(rows, 1, threads, [&](int64_t begin, int64_t end) {
-    Memory memory;
-    for (int64_t row = begin; row < end; row++)
-      choose_one(logits + row * count, scores + row * count, count, hidden, num_hidden, settings[row], choices[row],
-                 memory);
+    thread_local Memory memory;  // stays, because new pages cost more than a pass over the vocabulary
+    for (int64_t row = begin; row < end; row++) {
+      memory.hidden_ids.assign(hidden, hidden + num_hidden);
+      for (const Banned* one = banned; one < banned + num_banned; one++)
+        if (one->row == row) memory.hidden_ids.push_back(one->id);
+      choose_one(logits + row * count, scores + row * count, count, settings[row], choices[row], memory);
+    }
   });
 }
 }

@@ -1,0 +1,118 @@
+"""What native code is told about a layer, the tokens of a pass, and a step; ``block.cpp`` describes the fields."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from sheepop.adapt.stored_weight import Linear
+from sheepop.core.native import address
+from sheepop.generate.paged_kernels import AttentionMetadata
+
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines."""
+_KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
+POINTER, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class Norm(ctypes.Structure):
+    """A norm of `width` numbers; kind 0 is none."""
+
+    _fields_ = [("kind", COUNT), ("weight", POINTER), ("bias", POINTER), ("width", COUNT), ("eps", NUMBER)]
+
+
+class Branch(ctypes.Structure):
+    """The norms before and after a branch, and of the sum with the residual stream."""
+
+    _fields_ = [(name, Norm) for name in ("before", "after", "sum")]
+
+
+class Layer(ctypes.Structure):
+    """The weights and sizes of a block."""
+
+    _fields_ = [
+        *((name, Branch) for name in ("attention", "feed_forward")),
+        *((name, Norm) for name in ("query", "key")),
+        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
+        ("activation", COUNT),
+        *((name, NUMBER) for name in ("scale", "cap")),
+        *((name, POINTER) for name in ("slopes", "sinks")),
+    ]
+
+
+class Change(ctypes.Structure):
+    """What an adapter adds to a product."""
+
+    _fields_ = [("down", POINTER), ("up", POINTER), ("rank", COUNT), ("scale", NUMBER)]
+
+
+class Stored(ctypes.Structure):
+    """The keys or values of a layer in the cache."""
+
+    _fields_ = [("numbers", POINTER), ("scales", POINTER)]
+
+
+class Tokens(ctypes.Structure):
+    """The tokens of a pass: where each is stored, what it sees, and its angles."""
+
+    _fields_ = [
+        *((name, COUNT) for name in ("count", "block_size", "table_width", "angles")),
+        *((name, POINTER) for name in ("block", "offset", "table", "first", "last", "cos", "sin")),
+    ]
+
+
+class Step(ctypes.Structure):
+    """A layer and what it reads in a pass."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("layer", "tokens")),
+        ("keys", Stored),
+        ("values", Stored),
+        ("changes", POINTER),
+    ]
+
+
+class TokensOfKind:
+    """The tokens of a pass as native code sees them in the layers of a kind, with their own copy of the angles."""
+
+    def __init__(self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int) -> None:
+        self.metadata, self.rotary = metadata, rotary
+        self.width = 0 if rotary is None else rotary[0].shape[-1]
+        self._angles = [] if rotary is None else [part.clone(memory_format=torch.contiguous_format) for part in rotary]
+        self.described = Tokens(
+            *(count, block_size, metadata.block_table.shape[-1], self.width),
+            *(address("slots", part, torch.int64, count) for part in metadata.slot_mapping),
+            *metadata.addresses(count),
+            *(address("angles", part.view(-1, self.width), torch.float32, count, self.width) for part in self._angles),
+        )
+
+    def move(self, rotary: Angles | None) -> None:
+        """Takes the angles of the next pass over the same metadata."""
+        if self.rotary is not rotary:
+            for mine, new in zip(self._angles, rotary or (), strict=True):
+                mine.copy_(new)
+            self.rotary = rotary
+
+
+class TokensOfPass:
+    """The tokens of a pass, described once for all layers of a kind."""
+
+    def __init__(self) -> None:
+        self._newest = deque[TokensOfKind](maxlen=_KINDS)
+
+    def of(
+        self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int, key_width: int
+    ) -> TokensOfKind:
+        """Describes the `count` tokens; raises `ValueError` if a tensor is not as the native code assumes."""
+        for newest in self._newest:
+            if newest.metadata is metadata and newest.rotary is rotary:
+                return newest
+        made = TokensOfKind(metadata, rotary, block_size, count)
+        if 2 * made.width > key_width:
+            raise ValueError(f"{made.width} angles rotate more than the {key_width} numbers of a head")
+        self._newest.append(made)
+        return made
