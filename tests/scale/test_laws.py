@@ -65,9 +65,10 @@ def grown(best: float, budget: float, flops: float) -> float:
 def test_a_new_run_lies_in_the_interval_of_its_prediction():
     """18 times of 20 at least, although the run has over ten times the operations of the dearest run of its family.
 
-    All runs have errors of one percent, the new one, too.
+    So does the loss of another run with as many operations and twice as many weights, over that of the first. All runs
+    have errors of one percent, the new ones, too.
     """
-    inside = 0
+    inside, ratios_inside = 0, 0
     for seed in range(20):
         budget, spend, vocab_size, step_tokens, best = FAMILIES[seed % 2]
         members = plan_family(spend, vocab_size, partial(grown, best, budget), step_tokens)
@@ -77,9 +78,13 @@ def test_a_new_run_lies_in_the_interval_of_its_prediction():
         law = drawn_law(draw, *last)
         losses = [law.loss(*each) * math.exp(0.01 * draw.standard_normal()) for each in (*sizes, last)]
         runs = [Observation("", *size, loss) for size, loss in zip(sizes, losses, strict=False)]
-        _, low, high = fit_law(runs, resamples=30, seed=seed).predict(*last)
+        found = fit_law(runs, resamples=30, seed=seed)
+        _, low, high = found.predict(*last)
         inside += low <= losses[-1] <= high
-    assert inside >= 18
+        other = 2 * last[0], last[1] / 2
+        _, low, high = found.compare(last, other)
+        ratios_inside += low <= law.loss(*other) * math.exp(0.01 * draw.standard_normal()) / losses[-1] <= high
+    assert inside >= 18 and ratios_inside >= 18
 
 
 def test_equal_runs_are_predicted_with_the_noise_that_they_have():
@@ -93,6 +98,10 @@ def test_equal_runs_are_predicted_with_the_noise_that_they_have():
     assert found.noise == pytest.approx(0.004 * math.sqrt(36 / 31), rel=0.02)
     middle, low, high = found.predict(1e6, 1e8)
     assert math.log(high / middle) >= 1.959 * found.noise and math.log(middle / low) >= 1.959 * found.noise
+    # Two runs of one size differ by their noise alone, whose variances add up.
+    assert found.compare((1e6, 1e8), (1e6, 1e8)) == pytest.approx(
+        [math.exp(side * 1.96 * math.sqrt(2) * found.noise) for side in (0, -1, 1)]
+    )
 
 
 def test_a_law_that_fails_on_the_dearest_runs_drifts():

@@ -134,6 +134,7 @@ def fitted(directory: Path, console: Console) -> Scaled:
     wanted, _ = best_size(fit.law, budget, family.cost, family.use)
     low, high = fit.interval(lambda law: best_size(law, budget, family.cost, family.use)[0])
     shape, of_recipe = shape_for(wanted, family.vocab_size), _weights(family, family.recipe)
+    recipes = of_recipe, family.use.worth(family.use.tokens(budget, family.cost, of_recipe))
     parameters = _weights(family, shape)
     tokens = family.use.tokens(budget, family.cost, parameters)
     if tokens <= 0:
@@ -150,7 +151,7 @@ def fitted(directory: Path, console: Console) -> Scaled:
         ),
         family.learning_rate(shape), fit.predict(parameters, worth), sum(bits) / len(bits),
         flops > _FAR * max(run.flops for run in runs),
-        family.recipe, fit.law.loss(of_recipe, family.use.worth(family.use.tokens(budget, family.cost, of_recipe))),
+        family.recipe, fit.law.loss(*recipes), fit.compare((parameters, worth), recipes),
     )  # fmt: skip
     scaled = Scaled(family, tuple(runs), left_out, fit, recommended)
     write_atomic(directory / RUN, dump_tree(_run_settings(family, recommended)))

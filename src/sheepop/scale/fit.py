@@ -28,7 +28,7 @@ _MOST_STEPS, _LEAST_GAIN = 400, 1e-11
 # The prior: exponents differ by a quarter from one kind of text and network to another, the best size for a budget by
 # a factor of two, two equal runs by one percent.
 PRIOR = "besiroglu"
-_PRIOR_SPREAD, _SIZE_SPREAD, NOISE = 0.25, math.log(2), 0.01
+_PRIOR_SPREAD, _SIZE_SPREAD, _NOISE = 0.25, math.log(2), 0.01
 # From this many runs on, over this range of N and of D, the runs alone decide.
 _ENOUGH_RUNS, _ENOUGH_RANGE = 16, 10.0
 RESAMPLES = 100
@@ -88,8 +88,8 @@ class Fit:
 
     @property
     def noise(self) -> float:
-        """The standard deviation of the logarithm of the loss of equal runs; few runs cannot show less than `NOISE`."""
-        return max(self._wider * self.error, NOISE if self.with_prior else 0.0)
+        """The standard deviation of the logarithm of the loss of equal runs; of few runs it is at least one percent."""
+        return max(self._wider * self.error, _NOISE if self.with_prior else 0.0)
 
     def interval(self, quantity: Callable[[Law], float]) -> tuple[float, float]:
         """The 95 percent interval of a quantity above 0 by the resampled laws.
@@ -112,11 +112,24 @@ class Fit:
 
         The interval has three parts: the law's own, the noise of the run, and the drift of the law beyond the runs.
         """
-        middle = self.law.loss(parameters, tokens)
-        low, high = self.interval(lambda law: law.loss(parameters, tokens))
         beyond = max(0.0, math.log(6 * parameters * tokens / self.flops))
-        run = _NORMAL * math.hypot(self.noise, self.drift * beyond)
-        below, above = math.hypot(math.log(middle / low), run), math.hypot(math.log(high / middle), run)
+        deviation = math.hypot(self.noise, self.drift * beyond)
+        return self._measured(lambda law: law.loss(parameters, tokens), deviation)
+
+    def compare(self, run: tuple[float, float], other: tuple[float, float]) -> tuple[float, float, float]:
+        """The loss of another new run over that of a run, with the 95 percent interval in which the ratio will lie.
+
+        Both are weights and tokens, of about as many operations, so that the drift of the law is the same for both. The
+        interval has the other two parts: the law's own, and the noise of two runs.
+        """
+        if math.isinf(self.law.loss(*other)):
+            return math.inf, math.inf, math.inf
+        return self._measured(lambda law: law.loss(*other) / law.loss(*run), math.sqrt(2) * self.noise)
+
+    def _measured(self, quantity: Callable[[Law], float], deviation: float) -> tuple[float, float, float]:
+        """A quantity by the law, and the 95 percent interval of what is measured, whose logarithm has the `deviation`."""
+        middle, (low, high) = quantity(self.law), self.interval(quantity)
+        below, above = (math.hypot(math.log(end / middle), _NORMAL * deviation) for end in (low, high))
         return middle, middle * math.exp(-below), middle * math.exp(above)
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,7 +226,7 @@ class _Problem:
         self.prior = np.log([law.alpha, law.beta])
         self.known_flops, self.size = (0.0, 0.0) if best is None else (best.flops, math.log(best.parameters))
         # Beyond delta a residual r costs |r| / delta here, and |r| / noise in the likelihood.
-        strength = NOISE / DELTA if with_prior else 0.0
+        strength = _NOISE / DELTA if with_prior else 0.0
         self.strength, self.strength_of_size = strength / _PRIOR_SPREAD**2, strength / _SIZE_SPREAD**2
 
     def with_prior_at(self, away: NDArray[np.float64]) -> _Problem:

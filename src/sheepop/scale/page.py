@@ -16,7 +16,7 @@ from sheepop.report.figures import blank_figure, finish_axes, label_few_powers
 from sheepop.report.palette import NEUTRAL, RUNS, SCORE
 from sheepop.scale.allocation import best_size, curves
 from sheepop.scale.family import Family
-from sheepop.scale.fit import NOISE, PRIOR, Fit, Observation
+from sheepop.scale.fit import PRIOR, Fit, Observation
 from sheepop.scale.law import known_laws
 from sheepop.scale.shapes import Shape
 
@@ -34,7 +34,8 @@ class Recommended:
 
     `between` is the interval of the best number of parameters, `loss` the predicted loss with its interval, in nats per
     token. `bits` are the bits per byte of a nat per token on the held-out text. `is_far` if the budget is far beyond
-    the largest run. The law gives the loss `recipe_loss` for the `recipe`'s own choice at the same budget.
+    the largest run. The law gives the loss `recipe_loss` for the `recipe`'s own choice at the same budget, which is
+    `recipe_ratio` times that of the recommended run, with an interval for two runs.
     """
 
     shape: Shape
@@ -49,11 +50,13 @@ class Recommended:
     is_far: bool
     recipe: Shape
     recipe_loss: float
+    recipe_ratio: tuple[float, float, float]
 
     @property
     def is_like_recipe(self) -> bool:
-        """Whether the law gives the recipe's own choice the same loss, within the noise of two equal runs."""
-        return abs(self.recipe_loss / self.loss[0] - 1) <= NOISE
+        """Whether the law cannot tell the loss of the recipe's own choice from that of the recommended run."""
+        _, low, high = self.recipe_ratio
+        return low <= 1 <= high
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain data."""
@@ -75,6 +78,7 @@ class Recommended:
                 "d_model": self.recipe.d_model,
                 "num_layers": self.recipe.num_layers,
                 "loss": self.recipe_loss if math.isfinite(self.recipe_loss) else None,
+                "ratio_between": list(self.recipe_ratio[1:]) if math.isfinite(self.recipe_loss) else None,
                 "is_equal": self.is_like_recipe,
             },
         }
@@ -94,11 +98,11 @@ class Scaled:
     def notes(self) -> list[str]:
         """What to know of the law, in sentences."""
         found, family = self.recommended, self.family
-        more = found.recipe_loss / found.loss[0] - 1
-        than = f"equal within the noise of two runs ({NOISE:.0%})" if found.is_like_recipe else "not equal"
+        more, least, most = (ratio - 1 for ratio in found.recipe_ratio)
+        told = "the two are equal as far as these runs can tell" if found.is_like_recipe else "the two are not equal"
         notes = [
             f"By the law the recipe's own choice for this budget, {found.recipe}, has a loss of "
-            f"{found.recipe_loss:.4f} ({more:+.1%}): {than}."
+            f"{found.recipe_loss:.4f}, which is {more:+.1%} (two such runs differ by {least:+.1%} to {most:+.1%}): {told}."
         ]
         if self.fit.with_prior:
             prior, in_time = known_laws()[PRIOR], family.budget.kind == "seconds"
