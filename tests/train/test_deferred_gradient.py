@@ -81,7 +81,7 @@ def test_the_blocks_are_the_gradient_in_float64_and_the_norm_is_that_of_all(
     found = runner.gradients(prepared(6, 2))
     deferred, head = runner.placement.deferred, model.lm_head.weight
     assert deferred is not None and deferred.is_active and head.grad is None
-    blocks = list(deferred.blocks())
+    blocks = [(rows, block.clone()) for rows, block in deferred.blocks()]
     assert [rows.stop - rows.start for rows, _ in blocks] == [5, 5, 5, 5, 3]
     name = next(name for name, parameter in model.named_parameters() if parameter is head)
     difference = torch.cat([block for _, block in blocks]).double() - expected[name]
@@ -127,7 +127,7 @@ def test_the_norm_is_that_of_the_blocks_in_float64_where_positions_cancel_out(ti
     found = runner.gradients(prepared(6, 2))
     deferred = runner.placement.deferred
     assert deferred is not None
-    whole = torch.cat([block for _, block in deferred.blocks()]).double()
+    whole = torch.cat([block.double() for _, block in deferred.blocks()])
     rest = [each.grad.double() for each in model.parameters() if each is not model.lm_head.weight]  # type: ignore[union-attr]
     expected = torch.linalg.vector_norm(torch.cat([each.flatten() for each in (whole, *rest)]))
     assert found.norm.item() == pytest.approx(expected.item(), rel=1e-6)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sheepop.model.head import OutputHead
 from sheepop.model.logits import LearntInStep, LogitChunks, LossMemory, PositionsLearnt, WeightGradient
-from sheepop.model.loss import weighted_gradients
+from sheepop.model.row_losses import weighted_gradients
 
 # Tokens of the vocabulary whose gradient exists at a time, and the positions whose logits of them do.
 _TOKENS = 4096
@@ -76,9 +76,13 @@ class DeferredGradient:
 
     @torch.no_grad()
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yields slices of the V rows with their gradient; rows of the weight may change once they were yielded."""
+        """Yields slices of the V rows with their gradient, which the next one overwrites.
+
+        Rows of the weight may change once they were yielded.
+        """
+        memory = self.weight.new_empty(min(_TOKENS, len(self.weight)), self.weight.shape[1])
         for rows in self._slices():
-            gradient = torch.zeros_like(self.weight[rows])
+            gradient = memory[: rows.stop - rows.start].zero_()  # new memory would take longer than the arithmetic
             of_weight = WeightGradient(self._chunks(rows), self._memory, gradient)
             for hidden_RD, gradients_RV in self._gradients_of_logits(rows):
                 of_weight.add(gradients_RV, hidden_RD, gradient)
