@@ -17,7 +17,7 @@ from sheepop.train.tensor_batch import TensorBatch
 
 from .test_placement import expected_gradients, make_model, prepared
 
-# How many rows of gradients of logits a step keeps, and how often a product of positions counts; 0 chooses it.
+# How many rows of gradients of logits a step keeps, and how often a product with a triangle counts; 0 chooses it.
 WAYS = {
     "nothing kept, norm of the gradient": (0, 1000),
     "nothing kept, norm by positions": (0, 0),
@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     monkeypatch.setattr(deferred_gradient, "_TOKENS", 5)  # of 23
     monkeypatch.setattr(deferred_gradient, "_POSITIONS", 7)  # of 30 or more
     monkeypatch.setattr(deferred_gradient, "_SIDE", 8)
-    monkeypatch.setattr(deferred_gradient, "_EXACT_COST", cost)
+    monkeypatch.setattr(deferred_gradient, "_STRIPS_COST", cost)
 
 
 class Opposed(NextToken):
