@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.model import LossTerms, ModelConfig, build_model
-from sheepop.model import loss, row_losses
+from sheepop.model import LossTerms, ModelConfig, build_model, loss, row_losses
 from sheepop.model.fused import fused, fuses
 from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
 from sheepop.model.norms import add_and_normalise, build_norm, scaling_of

@@ -252,7 +252,8 @@ class ProjectionGradients:
             kept = self._chunks.memory.keep(gradients_RV)
             for part, gradients in ((slice(kept), gradients_RV[:kept]), (slice(kept, None), None)):
                 if len(learnt.labels[part]):
-                    self._learnt.append(PositionsLearnt(*(each[part] for each in learnt[:-1]), gradients))
+                    some = PositionsLearnt(*(each[part] for each in learnt[:-1]))
+                    self._learnt.append(some._replace(gradients=gradients))
         low, up = self._chunks.low, self._chunks.up
         if low is not None and up is not None:
             if self._low is not None:

@@ -8,7 +8,6 @@ rows, so that the logits of all N positions, the largest float32 tensor of a tra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 

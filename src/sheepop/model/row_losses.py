@@ -73,7 +73,8 @@ def _weighted_gradients(
 ) -> None:
     """Overwrites `logits_RV` with the gradient of ``sum w log p(label)``: ``-w softmax(z)``, plus w at the label.
 
-    `log_sum_R` comes from `_label_and_sum`. A label may be outside the columns. A soft cap multiplies the gradient by ``1 - (z / cap)^2``.
+    `log_sum_R` comes from `_label_and_sum`. A label may be outside the columns. A soft cap multiplies the gradient by
+    ``1 - (z / cap)^2``.
     """
     z_RV = cap(logits_RV.to(exact), soft_cap)
     slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
