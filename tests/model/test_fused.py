@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.core.machine import find_compiler, has_python_headers
-from sheepop.model import LossTerms, ModelConfig, build_model
-from sheepop.model import loss as losses
+from sheepop.model import LossTerms, ModelConfig, build_model, loss, row_losses
 from sheepop.model.fused import fused, fuses
 from sheepop.model.loss import linear_cross_entropy, linear_log_probabilities
 from sheepop.model.norms import add_and_normalise, build_norm, scaling_of
@@ -30,13 +29,40 @@ def chunk(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("terms", [LossTerms(), LossTerms(z_loss=0.01, label_smoothing=0.2)])
 @pytest.mark.parametrize("soft_cap", [None, 2.5])
 def test_losses_at_once_are_those_in_steps(terms: LossTerms, soft_cap: float | None) -> None:
-    logits, labels = chunk(torch.float64)
-    at_once, in_steps = logits.clone(), logits.clone()
+    z, labels = chunk(torch.float64)
+    at_once, in_steps = z.clone(), z.clone()
     with torch.no_grad():
-        found = losses._losses_then_gradients_at_once(at_once, labels, terms, soft_cap, torch.float64)
-        expected = losses._losses_then_gradients(in_steps, labels, terms, soft_cap, torch.float64)
+        found = row_losses._losses_then_gradients_at_once(at_once, labels, terms, soft_cap, torch.float64)
+        expected = row_losses._losses_then_gradients(in_steps, labels, terms, soft_cap, torch.float64)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(at_once, in_steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("soft_cap", [None, 2.5])
+def test_weighted_gradients_are_those_of_autograd(dtype: torch.dtype, soft_cap: float | None) -> None:
+    """Also for labels that some other columns have."""
+    z, labels = chunk(dtype)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    weights = torch.linspace(-2.0, 3.0, N, dtype=exact)
+    leaf = z.double().requires_grad_()
+    capped = leaf if soft_cap is None else soft_cap * (leaf / soft_cap).tanh()
+    log_sum = capped.logsumexp(1)
+    (weights.double() * (capped.gather(1, labels[:, None])[:, 0] - log_sum)).sum().backward()
+    for columns in (slice(0, V), slice(0, 20), slice(20, V)):
+        for function in (row_losses._weighted_gradients, row_losses._weighted_gradients_at_once):
+            part = z[:, columns].clone()
+            with torch.no_grad():
+                function(part, labels - columns.start, log_sum.detach().to(exact), weights, soft_cap, exact)
+            error = 1e-12 if dtype == torch.float64 else 0.02
+            torch.testing.assert_close(part.double(), leaf.grad[:, columns], rtol=error, atol=error)
+    for function in (row_losses._label_and_sum, row_losses._label_and_sum_at_once):
+        with torch.no_grad():
+            found = function(z.clone(), labels, soft_cap, exact)
+        torch.testing.assert_close(found[1].double(), log_sum.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            found[0].double(), capped.detach().gather(1, labels[:, None])[:, 0], rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.fixture
@@ -56,13 +82,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         return run
 
-    monkeypatch.setattr(losses, "fuses", lambda device: True)
-    for name, function in (
-        ("_fused_losses", losses._losses_then_gradients_at_once),
-        ("_fused_sums", losses._label_and_sum),
-        ("weighted_gradients", losses._weighted_gradients),
-    ):
-        monkeypatch.setattr(losses, name, compiled(function))
+    for name in ("losses_then_gradients", "label_and_sum", "weighted_gradients"):
+        monkeypatch.setattr(loss, name, compiled(getattr(row_losses, f"_{name}_at_once")))
     yield sources
     torch.compiler.reset()
 

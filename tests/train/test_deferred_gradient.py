@@ -17,7 +17,7 @@ from sheepop.train.tensor_batch import TensorBatch
 
 from .test_placement import expected_gradients, make_model, prepared
 
-# How many rows of gradients of logits a step keeps, and how often a product of positions counts; 0 chooses it.
+# How many rows of gradients of logits a step keeps, and how often a product with a triangle counts; 0 chooses it.
 WAYS = {
     "nothing kept, norm of the gradient": (0, 1000),
     "nothing kept, norm by positions": (0, 0),
@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     monkeypatch.setattr(deferred_gradient, "_TOKENS", 5)  # of 23
     monkeypatch.setattr(deferred_gradient, "_POSITIONS", 7)  # of 30 or more
     monkeypatch.setattr(deferred_gradient, "_SIDE", 8)
-    monkeypatch.setattr(deferred_gradient, "_EXACT_COST", cost)
+    monkeypatch.setattr(deferred_gradient, "_STRIPS_COST", cost)
 
 
 class Opposed(NextToken):
@@ -81,7 +81,7 @@ def test_the_blocks_are_the_gradient_in_float64_and_the_norm_is_that_of_all(
     found = runner.gradients(prepared(6, 2))
     deferred, head = runner.placement.deferred, model.lm_head.weight
     assert deferred is not None and deferred.is_active and head.grad is None
-    blocks = list(deferred.blocks())
+    blocks = [(rows, block.clone()) for rows, block in deferred.blocks()]
     assert [rows.stop - rows.start for rows, _ in blocks] == [5, 5, 5, 5, 3]
     name = next(name for name, parameter in model.named_parameters() if parameter is head)
     difference = torch.cat([block for _, block in blocks]).double() - expected[name]
@@ -127,7 +127,7 @@ def test_the_norm_is_that_of_the_blocks_in_float64_where_positions_cancel_out(ti
     found = runner.gradients(prepared(6, 2))
     deferred = runner.placement.deferred
     assert deferred is not None
-    whole = torch.cat([block for _, block in deferred.blocks()]).double()
+    whole = torch.cat([block.double() for _, block in deferred.blocks()])
     rest = [each.grad.double() for each in model.parameters() if each is not model.lm_head.weight]  # type: ignore[union-attr]
     expected = torch.linalg.vector_norm(torch.cat([each.flatten() for each in (whole, *rest)]))
     assert found.norm.item() == pytest.approx(expected.item(), rel=1e-6)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sheepop.model.encoder_decoder import EncoderDecoder, Memory
     from sheepop.model.initialization import blank_model, build_model
     from sheepop.model.logits import IGNORE_INDEX
-    from sheepop.model.loss import LossSums, LossTerms
+    from sheepop.model.loss import LossSums
+    from sheepop.model.row_losses import LossTerms
     from sheepop.model.transformer import Outputs, Transformer
 else:
     __getattr__, __dir__ = lazy_exports(__name__)

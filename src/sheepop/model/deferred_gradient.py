@@ -15,15 +15,15 @@ from torch import Tensor
 
 from sheepop.model.head import OutputHead
 from sheepop.model.logits import LearntInStep, LogitChunks, LossMemory, PositionsLearnt, WeightGradient
-from sheepop.model.loss import weighted_gradients
+from sheepop.model.row_losses import weighted_gradients
 
 # Tokens of the vocabulary whose gradient exists at a time, and the positions whose logits of them do.
 _TOKENS = 4096
 _POSITIONS = 1024
-# Positions whose products with all positions before them are computed together.
+# Rows of a triangle that one product computes.
 _SIDE = 64
-# A product in float64, whose factors are copied, takes the time of about three.
-_EXACT_COST = 3
+# How much longer products with a triangle in strips take than one product of as many operations.
+_STRIPS_COST = 1.5
 
 
 class DeferredGradient:
@@ -65,20 +65,24 @@ class DeferredGradient:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """The norm of the gradient, from products of positions where these cost less than the gradient itself."""
+        """The norm of the gradient, from fewer numbers where there are fewer positions than columns."""
         count = sum(len(learnt.labels) for learnt in self._learnt.positions)
         is_sparse = all(part.is_sparse for part in self._parts)
-        # Products of pairs of R positions cost R (R + side) / 2 V operations, and the gradient R D V.
-        if is_sparse and count and _EXACT_COST * (count + _SIDE) / 2 < self.weight.shape[1]:
+        # Products with a triangle cost R (R + side) / 2 V operations, and the gradient R D V.
+        if is_sparse and count and _STRIPS_COST * (count + _SIDE) / 2 < self.weight.shape[1]:
             return self._norm_by_positions(count)
         norms = [torch.linalg.vector_norm(gradient) for _, gradient in self.blocks()]
         return torch.linalg.vector_norm(torch.stack(norms))
 
     @torch.no_grad()
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yields slices of the V rows with their gradient; rows of the weight may change once they were yielded."""
+        """Yields slices of the V rows with their gradient, which the next one overwrites.
+
+        Rows of the weight may change once they were yielded.
+        """
+        memory = self.weight.new_empty(min(_TOKENS, len(self.weight)), self.weight.shape[1])
         for rows in self._slices():
-            gradient = torch.zeros_like(self.weight[rows])
+            gradient = memory[: rows.stop - rows.start].zero_()  # new memory would take longer than the arithmetic
             of_weight = WeightGradient(self._chunks(rows), self._memory, gradient)
             for hidden_RD, gradients_RV in self._gradients_of_logits(rows):
                 of_weight.add(gradients_RV, hidden_RD, gradient)
@@ -89,26 +93,26 @@ class DeferredGradient:
     def _norm_by_positions(self, count: int) -> Tensor:
         """The norm of ``G^T H + E`` with gradients of logits G (R, V), hidden states H (R, D) and sparse parts E.
 
-        Its square is ``<G G^T, H H^T> + 2 <G^T H, E> + <E, E>``, summed in float64, since these may cancel out.
+        With ``H^T = Q U`` for an orthogonal Q and a triangle U (R, R), the first part has the norm of ``U G``. The
+        square is ``|U G|^2 + 2 <G^T H, E> + |E|^2``, summed in float64, since these may cancel out.
         """
         hidden_RD = torch.cat([learnt.hidden for learnt in self._learnt.positions]).double()
-        products_RR = hidden_RD.new_zeros(count, count)
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        triangle_RR = torch.linalg.qr(hidden_RD.t(), mode="r").R.to(exact)
         tokens, values = self._sparse_rows(hidden_RD)
         square = values.square().sum()
-        gradients_RV = hidden_RD.new_empty(count, min(_TOKENS, len(self.weight)))
+        gradients_RV = hidden_RD.new_empty(count, min(_TOKENS, len(self.weight)), dtype=exact)
         for rows in self._slices():
             place, part_RV = 0, gradients_RV[:, : rows.stop - rows.start]
             for _, gradients in self._gradients_of_logits(rows):
                 part_RV[place : place + len(gradients)] = gradients
                 place += len(gradients)
-            for start in range(0, count, _SIDE):
-                end = min(count, start + _SIDE)
-                products_RR[start:end, :end].addmm_(part_RV[start:end], part_RV[:end].t())
+            for start in range(0, len(triangle_RR), _SIDE):
+                strip = triangle_RR[start : start + _SIDE, start:] @ part_RV[start:]
+                square += torch.linalg.vector_norm(strip, dtype=torch.float64).square()
             here = (tokens >= rows.start) & (tokens < rows.stop)
-            of_tokens = part_RV[:, tokens[here] - rows.start].t() @ hidden_RD
+            of_tokens = part_RV[:, tokens[here] - rows.start].double().t() @ hidden_RD
             square += 2 * (of_tokens * values[here]).sum()
-        both = products_RR * (hidden_RD @ hidden_RD.t())
-        square += 2 * both.tril(-1).sum() + both.diagonal().sum()
         return square.clamp(min=0).sqrt().mul(abs(self._factor)).to(self.weight.dtype)
 
     def _sparse_rows(self, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,9 +30,10 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def fused(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Returns `function` compiled, if its first argument is a tensor on a device that `fuses`; elsewhere it runs as is.
+def fused(function: Callable[P, Result], elsewhere: Callable[P, Result] | None = None) -> Callable[P, Result]:
+    """Returns `function` compiled, if its first argument is a tensor on a device that `fuses`.
 
+    On another device `elsewhere` runs, which computes the same, or `function` as it is.
     The first call compiles it, once for all sizes. Inside an already compiled network it is compiled with the rest.
     """
     compiled = functools.cache(lambda: torch.compile(function, dynamic=True))
@@ -41,8 +42,10 @@ def fused(function: Callable[P, Result]) -> Callable[P, Result]:
     def chosen(*args: P.args, **kwargs: P.kwargs) -> Result:
         first = args[0]
         assert isinstance(first, Tensor)
-        if torch.compiler.is_compiling() or not fuses(first.device.type):
+        if torch.compiler.is_compiling():
             return function(*args, **kwargs)
+        if not fuses(first.device.type):
+            return (elsewhere or function)(*args, **kwargs)
         return compiled()(*args, **kwargs)
 
     return chosen

@@ -20,13 +20,13 @@ from sheepop.model.logits import (
 )
 from sheepop.model.loss import (
     LossSums,
-    LossTerms,
     PartOfVocabulary,
     Projection,
     linear_cross_entropy,
     linear_log_probabilities,
 )
 from sheepop.model.native_scoring import score_natively, suits_native_scoring
+from sheepop.model.row_losses import LossTerms
 
 Correct = Callable[[slice, Tensor], Tensor]
 """Returns the logits (R, V) of a slice of the rows, corrected."""

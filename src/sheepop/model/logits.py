@@ -34,7 +34,7 @@ _BLOCK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 # Bytes of an output weight of which a second gradient costs more than computing logits again.
 _LARGE = 2**28
 # Bytes of the gradients of logits that a step keeps until its update, so that they are not computed again.
-_KEPT_BYTES = 192 << 20
+_KEPT_BYTES = 320 << 20
 # Numbers of a matrix in another format that a product dequantises at a time.
 _PART = {"cpu": 1 << 22}
 _PART_ELSEWHERE = 1 << 26
@@ -111,14 +111,13 @@ class LossMemory:
             known = self.logits = like.new_empty(kept + rows + room, size)
         return known[kept : kept + rows]
 
-    def keep(self, gradients_RV: Tensor) -> bool:
-        """Keeps the gradients in the buffer taken last until the step ends, if there is room."""
+    def keep(self, gradients_RV: Tensor) -> int:
+        """Keeps as many rows of the buffer taken last as there is room for until the step ends; returns how many."""
         assert self.deferred is not None
         count, size = gradients_RV.shape
-        if self.deferred.num_kept + count > kept_rows(size, gradients_RV.dtype):
-            return False
-        self.deferred.num_kept += count
-        return True
+        kept = min(count, kept_rows(size, gradients_RV.dtype) - self.deferred.num_kept)
+        self.deferred.num_kept += kept
+        return kept
 
     def logits_of(self, call: object, rows: int) -> Tensor | None:
         """The logits of the last chunk that the forward pass `call` computed, once, unless they were overwritten."""
@@ -255,8 +254,11 @@ class ProjectionGradients:
         if self._weight is not None:
             self._weight.add(gradients_RV, hidden_RD, self._chunks.weight)
         if learnt is not None:
-            kept = gradients_RV if self._chunks.memory.keep(gradients_RV) else None
-            self._learnt.append(learnt._replace(gradients=kept))
+            kept = self._chunks.memory.keep(gradients_RV)
+            for part, gradients in ((slice(kept), gradients_RV[:kept]), (slice(kept, None), None)):
+                if len(learnt.labels[part]):
+                    some = PositionsLearnt(*(each[part] for each in learnt[:-1]))
+                    self._learnt.append(some._replace(gradients=gradients))
         low, up = self._chunks.low, self._chunks.up
         if low is not None and up is not None:
             if self._low is not None:

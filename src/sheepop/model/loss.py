@@ -8,7 +8,6 @@ rows, so that the logits of all N positions, the largest float32 tensor of a tra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sheepop.model.fused import fused, fuses
 from sheepop.model.logits import (
     IGNORE_INDEX,
     LogitChunks,
@@ -25,10 +23,10 @@ from sheepop.model.logits import (
     PositionsLearnt,
     ProjectionGradients,
     WeightGradient,
-    cap,
     product_dtype,
     supervised_places,
 )
+from sheepop.model.row_losses import LossTerms, label_and_sum, losses_then_gradients, weighted_gradients
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -51,18 +49,6 @@ class LossSums(NamedTuple):
     objective: Tensor  # what is minimised, z-loss and label smoothing included
     cross_entropy: Tensor  # the plain cross-entropy, without a gradient
     measured: Mapping[str, Tensor] = MappingProxyType({})  # further sums, of any shape, without a gradient
-
-
-@dataclass(frozen=True)
-class LossTerms:
-    """Terms added to the cross-entropy of a token with logits z (V,) and ``Z = logsumexp(z)``.
-
-    `z_loss` is the coefficient of ``Z^2``, which keeps logits from drifting (Chowdhery et al. 2022, section 5).
-    `label_smoothing` is the share of the target spread evenly over the vocabulary (Szegedy et al. 2016, section 7).
-    """
-
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
 
 
 class PartOfVocabulary(Protocol):
@@ -211,7 +197,6 @@ def _gradients_of_chunks(
     If the weight's gradient is `deferred`, for which there may be no `terms`, also what it follows from.
     """
     soft_cap, vocabulary = how.get("soft_cap"), how.get("vocabulary")
-    losses_then_gradients = _fused_losses if fuses(hidden_ND.device.type) else _losses_then_gradients
     with torch.autocast(hidden_ND.device.type, enabled=False):
         for rows in chunks.rows(labels_N, how["places"], how.get("chunk_bytes")):
             hidden_RD = hidden_ND[rows].to(chunks.dtype)
@@ -219,17 +204,13 @@ def _gradients_of_chunks(
             sums, learnt = torch.zeros(2, dtype=chunks.exact, device=hidden_ND.device), None
             if vocabulary is not None:
                 sums = vocabulary.losses_then_gradients(logits_RV, labels_R, terms, soft_cap, chunks.exact)
-            elif deferred:
-                weights_R = -torch.ones_like(labels_R, dtype=chunks.exact)
-                log_sum_R = torch.empty_like(weights_R)
-                for part, wanted, total, weights in chunks.blocks(logits_RV, labels_R, log_sum_R, weights_R):
-                    label_R, total[:] = _fused_sums(part, wanted, soft_cap, chunks.exact)
-                    weighted_gradients(part, wanted, total, weights, soft_cap, chunks.exact)
-                    sums += (total - label_R).sum()
-                learnt = PositionsLearnt(hidden_RD, labels_R, log_sum_R, weights_R)
             else:
-                for part, wanted in chunks.blocks(logits_RV, labels_R):
-                    sums += losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+                log_sum_R = torch.empty_like(labels_R, dtype=chunks.exact)
+                for part, wanted, log_sums in chunks.blocks(logits_RV, labels_R, log_sum_R):
+                    found, log_sums[:] = losses_then_gradients(part, wanted, terms, soft_cap, chunks.exact)
+                    sums += found
+                if deferred:
+                    learnt = PositionsLearnt(hidden_RD, labels_R, log_sum_R, -torch.ones_like(log_sum_R))
             yield sums, rows, logits_RV, hidden_RD, learnt
 
 
@@ -260,7 +241,7 @@ class _LinearLogProbabilities(torch.autograd.Function):
                 if vocabulary is not None:
                     labels_R = vocabulary.columns(labels_R).clamp(0, logits_RV.shape[1] - 1)
                 blocks = chunks.blocks(logits_RV, labels_R)
-                found = [_fused_sums(part, wanted, soft_cap, chunks.exact) for part, wanted in blocks]
+                found = [label_and_sum(part, wanted, soft_cap, chunks.exact) for part, wanted in blocks]
                 label_R, log_sum_R = (torch.cat(parts) for parts in zip(*found, strict=True))
                 if vocabulary is not None:
                     label_R, log_sum_R = vocabulary.joined(labels_N[rows], label_R, log_sum_R)
@@ -296,98 +277,3 @@ class _LinearLogProbabilities(torch.autograd.Function):
         if deferred is not None:
             deferred.positions.extend(gradients.learnt())
         return *gradients.results(weight_VD, up_VR), None, None, None
-
-
-def _losses_then_gradients(
-    logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
-) -> Tensor:
-    """Returns sums of objective and cross-entropy (2,), and overwrites `logits_RV` with the objective's gradient.
-
-    With ``p = softmax(z)``, ``Z = logsumexp(z)``, smoothing e and z-loss c the gradient of a row is
-    ``(1 + 2 c Z) p - e / V``, minus ``1 - e`` at the label; a soft cap multiplies it by ``1 - (z / cap)^2``.
-    """
-    z_RV = cap(logits_RV.to(exact), soft_cap)
-    slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
-    labels_R1, keep, spread = labels_R[:, None], 1.0 - terms.label_smoothing, terms.label_smoothing
-    label_logit = z_RV.gather(1, labels_R1)
-    mean_logit = z_RV.mean(1, keepdim=True) if spread else 0.0
-    largest = z_RV.amax(1, keepdim=True)
-    total = z_RV.sub_(largest).exp_().sum(1, keepdim=True)
-    log_sum = total.log() + largest
-    plain = log_sum - label_logit
-    objective = log_sum - keep * label_logit - spread * mean_logit + terms.z_loss * log_sum.square()
-    z_RV.mul_((1.0 + 2.0 * terms.z_loss * log_sum) / total)
-    if spread:
-        z_RV.sub_(spread / z_RV.shape[1])
-    z_RV.scatter_(1, labels_R1, z_RV.gather(1, labels_R1) - keep)
-    if slope_RV is not None:
-        z_RV.mul_(slope_RV)
-    if z_RV is not logits_RV:
-        logits_RV.copy_(z_RV)
-    return torch.stack((objective.sum(), plain.sum()))
-
-
-def _label_and_sum(
-    logits_RV: Tensor, labels_R: Tensor, soft_cap: float | None, exact: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Returns the logit of the label (R,) and the log-sum-exp of all logits (R,)."""
-    z_RV = cap(logits_RV.to(exact), soft_cap)
-    largest = z_RV.amax(1, keepdim=True)
-    total = (z_RV - largest).exp().sum(1, keepdim=True)
-    # A sum over the row is part of the kernel that overwrites it; torch 2.11 moves `gather` behind that kernel.
-    label_R = torch.where(_is_chosen(labels_R, z_RV), z_RV, 0.0).sum(1)
-    return label_R, (total.log() + largest)[:, 0]
-
-
-def _weighted_gradients(
-    logits_RV: Tensor,
-    labels_R: Tensor,
-    log_sum_R: Tensor,
-    weights_R: Tensor,
-    soft_cap: float | None,
-    exact: torch.dtype,
-) -> None:
-    """Overwrites `logits_RV` with the gradient of ``sum w log p(label)``: ``-w softmax(z)``, plus w at the label.
-
-    `log_sum_R` comes from `_label_and_sum`. A soft cap multiplies the gradient by ``1 - (z / cap)^2``.
-    """
-    z_RV = cap(logits_RV.to(exact), soft_cap)
-    slope_RV = None if soft_cap is None else 1 - (z_RV / soft_cap).square()
-    p_RV = (z_RV - log_sum_R[:, None]).exp_()
-    gradients_RV = (_is_chosen(labels_R, p_RV).to(p_RV.dtype) - p_RV).mul_(weights_R[:, None])
-    logits_RV.copy_(gradients_RV if slope_RV is None else gradients_RV.mul_(slope_RV))
-
-
-def _losses_then_gradients_at_once(
-    logits_RV: Tensor, labels_R: Tensor, terms: LossTerms, soft_cap: float | None, exact: torch.dtype
-) -> Tensor:
-    """`_losses_then_gradients` in a form that compiles to one kernel without temporary tensors the size of the logits.
-
-    The kernel reads each row of logits for its sum and again for its gradient, which overwrites the row. The row stays
-    in the processor's cache in between.
-    """
-    z_RV = cap(logits_RV.to(exact), soft_cap)
-    keep, spread, size = 1.0 - terms.label_smoothing, terms.label_smoothing, z_RV.shape[1]
-    label_R, log_sum_R = _label_and_sum(logits_RV, labels_R, soft_cap, exact)
-    plain_R = log_sum_R - label_R
-    objective_R = log_sum_R - keep * label_R + terms.z_loss * log_sum_R.square()
-    if spread:
-        objective_R = objective_R - spread * z_RV.mean(1)
-    scale_R = 1.0 + 2.0 * terms.z_loss * log_sum_R
-    chosen_RV = _is_chosen(labels_R, z_RV).to(z_RV.dtype)
-    gradients_RV = (z_RV - log_sum_R[:, None]).exp() * scale_R[:, None] - spread / size - keep * chosen_RV
-    if soft_cap is not None:
-        gradients_RV = gradients_RV * (1 - (z_RV / soft_cap).square())
-    sums = torch.stack((objective_R.sum(), plain_R.sum()))
-    logits_RV.copy_(gradients_RV)
-    return sums
-
-
-def _is_chosen(columns_R: Tensor, like_RV: Tensor) -> Tensor:
-    """Whether each entry is in the column of its row, by a comparison, which fuses better than a scatter."""
-    return torch.arange(like_RV.shape[1], device=like_RV.device) == columns_R[:, None]
-
-
-_fused_losses = fused(_losses_then_gradients_at_once)
-_fused_sums = fused(_label_and_sum)
-weighted_gradients = fused(_weighted_gradients)

@@ -204,12 +204,13 @@ class OneDevice(Placement):
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
         """Computes the micro-batches in turn.
 
-        On a CPU a model with a large vocabulary begins each of them with no freed memory: the activations of one and
-        the gradients of the next have other sizes, so that pieces of freed memory between them add up.
+        On a CPU a model with a large vocabulary begins each of them but the first with no freed memory: activations
+        have other sizes in each, so that pieces of freed memory between them add up. What the step before has freed,
+        the first one uses again, since new pages would take a fifth of the step.
         """
         found = []
         for number, batch in enumerate(batches):
-            if self._returns_memory:
+            if self._returns_memory and number > 0:
                 return_freed_memory()
             found.append(pass_of(number, batch, self).back())
         if (deferred := self._deferred) is not None and deferred.weight.grad is not None:
