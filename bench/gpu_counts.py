@@ -274,9 +274,9 @@ def joined(kernels: list[Kernel], later: set[int]) -> list[Kernel]:
 def count_loss(counter: Counter, model: ModelConfig, tokens: int, *, fused: bool) -> None:
     """The loss and its gradients as a GPU makes them; with `fused` as Triton's kernels do."""
 
-    def one_kernel(logits: Tensor, labels: Tensor, *_: Any) -> Tensor:
+    def one_kernel(logits: Tensor, labels: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         counter.launch("softmax_and_gradient", (logits, logits, labels), logits)
-        return logits.new_empty(2, dtype=torch.float32)
+        return logits.new_empty(2, dtype=torch.float32), logits.new_empty(len(logits), dtype=torch.float32)
 
     rows = chunked.chunk_rows
     replaced = {
@@ -286,7 +286,7 @@ def count_loss(counter: Counter, model: ModelConfig, tokens: int, *, fused: bool
             "adds_exactly": lambda device: True,
             "fuses": lambda device: fused,
         },
-        losses: {"fuses": lambda device: fused, "_fused_losses": one_kernel},
+        losses: {"losses_then_gradients": one_kernel} if fused else {},
         torch: {"is_autocast_enabled": lambda device: False, "autocast": lambda *_, **__: nullcontext()},
     }
     with replacing(replaced), torch.no_grad(), counter.phase("loss"):

@@ -127,7 +127,7 @@ class Fit:
         return self._measured(lambda law: law.loss(*other) / law.loss(*run), math.sqrt(2) * self.noise)
 
     def _measured(self, quantity: Callable[[Law], float], deviation: float) -> tuple[float, float, float]:
-        """A quantity by the law, and the 95 percent interval of what is measured, whose logarithm has the `deviation`."""
+        """A quantity by the law, with the 95 percent interval of its measured logarithm, which has the `deviation`."""
         middle, (low, high) = quantity(self.law), self.interval(quantity)
         below, above = (math.hypot(math.log(end / middle), _NORMAL * deviation) for end in (low, high))
         return middle, middle * math.exp(-below), middle * math.exp(above)

@@ -99,10 +99,10 @@ class Scaled:
         """What to know of the law, in sentences."""
         found, family = self.recommended, self.family
         more, least, most = (ratio - 1 for ratio in found.recipe_ratio)
-        told = "the two are equal as far as these runs can tell" if found.is_like_recipe else "the two are not equal"
+        told = "they are equal as far as these runs can tell" if found.is_like_recipe else "they are not equal"
         notes = [
             f"By the law the recipe's own choice for this budget, {found.recipe}, has a loss of "
-            f"{found.recipe_loss:.4f}, which is {more:+.1%} (two such runs differ by {least:+.1%} to {most:+.1%}): {told}."
+            f"{found.recipe_loss:.4f} ({more:+.1%}; two such runs differ by {least:+.1%} to {most:+.1%}): {told}."
         ]
         if self.fit.with_prior:
             prior, in_time = known_laws()[PRIOR], family.budget.kind == "seconds"
