@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sheepop import register
     from sheepop.jobs.best_of import best_of
     from sheepop.language_model import LanguageModel, load, load_tokenizer
-    from sheepop.runs import tune
+    from sheepop.runs import analyze, tune
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -26,7 +26,18 @@ else:
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __version__ = "0.2.0"
-__all__ = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "plan", "register", "train", "tune"]
+__all__ = [
+    "LanguageModel",
+    "__version__",
+    "analyze",
+    "best_of",
+    "load",
+    "load_tokenizer",
+    "plan",
+    "register",
+    "train",
+    "tune",
+]
 
 
 class _Verb(ModuleType):

@@ -1,4 +1,4 @@
-"""The verbs of Python that make a run or plan one: `train`, `tune` and `plan`."""
+"""The verbs of Python for runs: `train`, `tune`, `plan` and `analyze`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sheepop.core.console import Console
 from sheepop.jobs.plan import plan_a_run
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train as train_run
+from sheepop.jobs.run_analyses import RunAnalyses
 from sheepop.language_model import LanguageModel, load
 from sheepop.plan.machine import find_machine
 from sheepop.plan.run_plan import RunPlan
@@ -87,6 +88,11 @@ def plan(
     options: dict[str, Any] = {} if method is None else {"tuning": {"method": method}}
     request = _request(options, data, output, config, model, False, overwrite, device, quiet, settings)
     return plan_a_run(request, budget=spends, machine=there, price=price, seconds=seconds)
+
+
+def analyze(run: str | Path, device: str = "auto") -> RunAnalyses:
+    """Returns the analyses of a run that has an optimizer and data; those of a model are in ``lm.analyze``."""
+    return RunAnalyses(run, device)
 
 
 def _request(

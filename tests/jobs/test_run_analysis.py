@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import sheepop
 from sheepop.checkpoint import RunDirectory, load_model
 from sheepop.core.errors import CheckpointError, ConfigError, OutputError, UsageError
 from sheepop.core.json_lines import read_json_lines
@@ -103,6 +104,16 @@ def test_noise_is_measured_and_written_once(analysed: RunDirectory, tmp_path: Pa
     assert (tmp_path / "out" / "noise.json").is_file()
     with pytest.raises(OutputError, match="already exists"):
         analyze_run(request, "noise", noise_of)
+
+
+def test_python_measures_what_the_commands_do(analysed: RunDirectory) -> None:
+    run = sheepop.analyze(analysed.path, device="cpu")
+    (row,) = [row for row in rows_of(analysed, "analysis") if row["step"] == 4]
+    assert run.sharpness(step=4).sharpness.limit == pytest.approx(row["sharpness_limit"])
+    assert len(run.noise(batches=3).samples) == 3
+    assert run.coordinates(widths=(8, 16, 32), steps=1).widths == (8, 16, 32)
+    advice = run.advice()
+    assert advice.table() == [] and advice.sentences() == ["The analysis of this run gives no advice."]
 
 
 def test_the_report_shows_the_curve(analysed: RunDirectory) -> None:

@@ -89,6 +89,7 @@ def print_finding(found: Finding, output: Path | None, *, quiet: bool, as_json: 
     if as_json:
         print_json(found.to_dict())
     elif not quiet:
-        print_text("\n".join([*found.table(), "", *found.sentences(), "", *found.notes, ""]))
+        parts = ["\n".join(lines) for lines in (found.table(), found.sentences(), found.notes) if lines]
+        print_text("\n\n".join(parts) + "\n")
     if output is not None:
         make_console(quiet or as_json).info(f"Written: {output}")

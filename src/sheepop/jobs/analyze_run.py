@@ -34,7 +34,7 @@ from sheepop.train.step import StepRunner
 
 Found = TypeVar("Found", bound=Finding)
 _NOTE = "Weights and activations are float32, dropout is off, and attention is computed step by step."
-_MOST_PRODUCTS = 14
+MOST_PRODUCTS = 14
 _FEWEST_BATCHES = 2
 
 
@@ -120,7 +120,7 @@ def reopen(request: RunAnalysisRequest, quantity: str) -> StoppedRun:
     return StoppedRun(config, parts, state, rate)
 
 
-def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = _MOST_PRODUCTS) -> SharpnessFinding:
+def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = MOST_PRODUCTS) -> SharpnessFinding:
     """The sharpness of a run before its next step, and that step.
 
     It is measured on `rows` rows of the batch, by default half of it, and at most those of a micro-batch. Raises

@@ -77,7 +77,12 @@ def data_of(value: Any) -> Any:
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose columns are as wide as their widest cell; the first is aligned to the left."""
+    """Lines of a table whose columns are as wide as their widest cell; the first is aligned to the left.
+
+    Without rows there is no table.
+    """
+    if not rows:
+        return []
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
     return [
