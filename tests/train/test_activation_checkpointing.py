@@ -293,8 +293,8 @@ def test_a_step_needs_its_state_its_activations_and_the_gradient_of_the_head() -
     training, wide = training.replace(optimizer="sgd", ema_decay=None), config.replace(vocab_size=2**21)
     moved = step_bytes(wide, training, "fp32", 3, 12, "cpu")
     assert moved.state == 3 * 4 * num_parameters(wide) - 4 * 2**21 * 32
-    # Three chunks of 12 rows of logits, and 192 MiB, which are 24 rows of their gradients.
-    assert moved.loss == (12 + 24) * 2**21 * 4
+    # Three chunks of 12 rows of logits, and 320 MiB, which are 40 rows of their gradients.
+    assert moved.loss == (12 + 40) * 2**21 * 4
 
 
 def test_the_loss_holds_no_more_logits_than_a_chunk() -> None:
