@@ -150,7 +150,7 @@ def _print(scaled: Scaled, directory: Path) -> None:
     typer.echo(f"Law: {law.E:.3g} + {law.A:.3g} / N^{law.alpha:.3f} + {law.B:.3g} / D^{law.beta:.3f}")
     typer.echo(
         f"For {scaled.family.budget.words}: {found.shape}, {found.parameters:,.0f} parameters that multiply a token "
-        f"(95 percent: {found.between[0]:,.0f} to {found.between[1]:,.0f}), {found.tokens:,.0f} tokens"
+        f"(best number, 95 percent: {found.between[0]:,.0f} to {found.between[1]:,.0f}), {found.tokens:,.0f} tokens"
     )
     typer.echo(f"Rows of a step: {found.rows}, learning rate: {found.learning_rate}")
     typer.echo(f"Predicted: {loss:.3f} bits per byte ({low:.3f} to {high:.3f})")
