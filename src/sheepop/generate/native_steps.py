@@ -57,7 +57,7 @@ class Stored(ctypes.Structure):
 
 
 class Tokens(ctypes.Structure):
-    """The tokens of a pass: where each is stored, what it sees, and its angles."""
+    """The tokens of a pass: where each is stored, which tokens it attends to, and its rotary angles."""
 
     _fields_ = [
         *((name, COUNT) for name in ("count", "block_size", "table_width", "angles")),
@@ -99,7 +99,7 @@ class TokensOfKind:
 
 
 class TokensOfPass:
-    """The tokens of a pass, described once for all layers of a kind."""
+    """Describes the tokens of a pass, once for all layers of a kind."""
 
     def __init__(self) -> None:
         self._newest = deque[TokensOfKind](maxlen=_KINDS)

@@ -138,7 +138,7 @@ class PagedRunner:
         return self._model.read_out(self._states(reading, sources, sampled)[:, None])[:, 0]
 
     def states(self, reading: Reading) -> Tensor:
-        """The hidden states (R, D) of one pass, from which `read` computes logits."""
+        """Returns the hidden states (R, D) of one pass, from which `read` computes logits."""
         self._prepare(reading)
         return self._states(reading)
 
@@ -306,7 +306,7 @@ class DecodingGraphs:
         return self._seen[size] > _PASSES_BEFORE_CAPTURE
 
     def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk], sampled: Tensor | None = None) -> Tensor:
-        """The logits (R, V) after one token of each text."""
+        """Returns the logits (R, V) after one token of each text."""
         size = _size(len(chunks))
         if size not in self._captured:
             self._captured[size] = self._capture_pass(size)
@@ -339,7 +339,7 @@ class StaticPasses:
 
     @classmethod
     def of(cls, model: Transformer, cache: PagedCache) -> StaticPasses | None:
-        """The passes of a network; None if the paged kernel of a CPU does not attend in all of its layers."""
+        """Returns the passes of a network; None if the native kernel does not compute attention in all layers."""
         is_plain = _has_plain_passes(model) and cache.is_native
         kinds = (model.attention_kind(window, cached=True) for window in set(model.windows))
         return cls(model, cache) if is_plain and all(map(attends_natively, kinds)) else None
@@ -349,11 +349,11 @@ class StaticPasses:
         self._static = None
 
     def suits(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a pass can run so."""
+        """Returns whether each text of a pass reads one token."""
         return _reads_one_each(chunks)
 
     def run(self, token_ids: Sequence[int], chunks: Sequence[Chunk], sampled: Tensor | None = None) -> Tensor:
-        """The logits (R, V) after one token of each text."""
+        """Returns the logits (R, V) after one token of each text."""
         model, cache = self._model, self._cache
         if self._static is None or self._static.count != len(chunks):
             self._static = cache.static_pass(len(chunks), model.config.max_seq_len)

@@ -145,7 +145,7 @@ class Sampler:
         return Sampled(packed, count, rounding)
 
     def _choices(self, logits: Tensor, rows: Sequence[Row], sampled: Tensor | None) -> Tensor:
-        """The choices (B, 6) in float64.
+        """Returns what is chosen for each row (B, 6), in float64.
 
         These are the token, its lead over the second, the largest score, the logarithm of the sum of all e^logit, the
         token's logit, and whether the logits are finite (1 or 0).
@@ -194,7 +194,7 @@ class Sampler:
         return self._changed(logits, rows, self.forbidden, self._banned(rows))
 
     def _banned(self, rows: Sequence[Row]) -> list[tuple[int, int]]:
-        """The rows and tokens that would end a text too soon."""
+        """Returns the pairs of a row and a token that would end its text too soon."""
         return [
             (number, token_id)
             for number, row in enumerate(rows)

@@ -31,7 +31,7 @@ class RunAnalyses:
         rows: int | None = None,
         products: int = MOST_PRODUCTS,
     ) -> SharpnessFinding:
-        """How near the learning rate is to the limit of the optimizer, like ``sheepop analyze sharpness``.
+        """Measures how near the learning rate is to the limit of the optimizer, like ``sheepop analyze sharpness``.
 
         It is measured on `rows` rows of the batch, by default half of it, with at most `products` products with the
         Hessian.
@@ -40,17 +40,17 @@ class RunAnalyses:
         return analyze_run(request, SharpnessFinding.verb, lambda run: sharpness_of(run, rows=rows, products=products))
 
     def noise(self, *, step: int | None = None, batches: int = 8) -> NoiseFinding:
-        """The noise scale of the gradient over `batches` batches, like ``sheepop analyze noise``."""
+        """Measures the noise scale of the gradient over `batches` batches, like ``sheepop analyze noise``."""
         request = RunAnalysisRequest(self.run, None, step, None, self.device)
         return analyze_run(request, NoiseFinding.verb, lambda run: noise_of(run, batches=batches))
 
     def coordinates(
         self, *, widths: Sequence[int] = (), steps: int = 5, learning_rate: float | None = None
     ) -> Coordinates:
-        """How activations grow with the width of the network, like ``sheepop analyze coordinates``."""
+        """Measures how activations grow with the width of the network, like ``sheepop analyze coordinates``."""
         options = {"device": self.device}
         return check_coordinates(CoordinatesRequest(self.run, widths, steps, learning_rate, options=options))
 
     def advice(self, *, tries: bool = False, quiet: bool = False) -> AdviceFinding:
-        """What the measurements of the run advise, like ``sheepop analyze advice``; with `tries`, it is tried."""
+        """Returns what the measurements of the run advise, like ``sheepop analyze advice``; `tries` tries it."""
         return advise(self.run, tries=tries, console=Console(quiet=quiet))

@@ -43,7 +43,7 @@ class Recalled(NamedTuple):
     kinds: Tensor
 
     def rows(self, chosen: Tensor | slice) -> Recalled:
-        """Some of the positions."""
+        """Returns what was found for some of the positions."""
         return Recalled(*(each[chosen] for each in self))
 
 
@@ -60,7 +60,7 @@ class Expected(NamedTuple):
         return cls(logprobs_NV.gather(1, recalled.tokens), entropy)
 
     def rows(self, chosen: Tensor | slice) -> Expected:
-        """Some of the positions."""
+        """Returns what was found for some of the positions."""
         return Expected(*(each[chosen] for each in self))
 
 
@@ -128,7 +128,7 @@ class CorpusMemory(nn.Module):
         return Places(tokens_NJS, lengths_NJ, counts_NJ)
 
     def corrections(self, recalled: Recalled, expected: Expected) -> Tensor:
-        """What is added to the logits of the recalled tokens (N, C); 0 for a place without a token."""
+        """Returns what is added to the logits of the recalled tokens (N, C); it is 0 for a place without a token."""
         counts = recalled.counts.clamp(min=1).float()
         lengths = recalled.lengths.float()
         kinds = recalled.kinds.float()
@@ -153,7 +153,7 @@ class CorpusMemory(nn.Module):
         return self.gate(inputs)[..., 0] * (shares.sum(-1) > 0)
 
     def forward(self, logits_NV: Tensor, recalled: Recalled) -> Tensor:
-        """The corrected logits."""
+        """Returns the corrected logits (N, V)."""
         expected = Expected.of(logits_NV.log_softmax(-1), recalled)
         return logits_NV.scatter_add(1, recalled.tokens, self.corrections(recalled, expected).to(logits_NV.dtype))
 

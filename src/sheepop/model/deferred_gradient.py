@@ -128,13 +128,13 @@ class DeferredGradient:
             yield slice(start, min(len(self.weight), start + _TOKENS))
 
     def _chunks(self, rows: slice) -> LogitChunks:
-        """The logits of some tokens."""
+        """Returns what computes the logits of some tokens of the vocabulary."""
         cast = None if self._head.cast is None else self._head.cast[rows]
         dtype = self._learnt.positions[0].hidden.dtype if self._learnt.positions else self.weight.dtype
         return LogitChunks.of(self.weight[rows], cast, dtype, self._memory)
 
     def _gradients_of_logits(self, rows: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields hidden states (R, D) with the gradients (R, V) of their logits of some tokens; read them at once."""
+        """Yields hidden states (R, D) and the gradients (R, V) of their logits for some tokens, until the next ones."""
         chunks = self._chunks(rows)
         for learnt in self._learnt.positions:
             if learnt.gradients is not None:

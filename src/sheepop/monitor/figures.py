@@ -75,7 +75,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of some answers.
+    """Statistics of the answers of a log.
 
     Shares: `cut` reached the length limit, `left` lost their clients, `failed` ended by an error, `empty` have no text,
     `repetitive` repeat more than half of their runs of four words, `declined` say in English that they will not answer,

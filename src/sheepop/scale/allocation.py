@@ -66,7 +66,7 @@ class Use:
         return self.unique is None or self.most_passes is None or tokens <= self.most_passes * self.unique
 
     def worth(self, tokens: float) -> float:
-        """The new tokens that are worth as much as these."""
+        """Returns how many new tokens lower the loss as much as `tokens`, some of which are repeated."""
         return effective_tokens(tokens, self.unique, self.repetitions)
 
 

@@ -117,7 +117,7 @@ class Fit:
         return self._measured(lambda law: law.loss(parameters, tokens), deviation)
 
     def compare(self, run: tuple[float, float], other: tuple[float, float]) -> tuple[float, float, float]:
-        """The loss of another new run over that of a run, with the 95 percent interval in which the ratio will lie.
+        """Returns the ratio of the losses of two new runs, `other` over `run`, with its 95 percent interval.
 
         Both are weights and tokens, of about as many operations, so that the drift of the law is the same for both. The
         interval has the other two parts: the law's own, and the noise of two runs.

@@ -54,7 +54,7 @@ class Recommended:
 
     @property
     def is_like_recipe(self) -> bool:
-        """Whether the law cannot tell the loss of the recipe's own choice from that of the recommended run."""
+        """Whether the interval of the ratio of both losses, the recipe's and the recommended run's, contains 1."""
         _, low, high = self.recipe_ratio
         return low <= 1 <= high
 

@@ -202,7 +202,7 @@ class OneDevice(Placement):
         self.head.begin_step()
 
     def compute(self, batches: Sequence[TensorBatch], pass_of: Pass) -> list[LossSums]:
-        """Computes the micro-batches in turn.
+        """Computes the losses and gradients of the micro-batches, one after the other.
 
         On a CPU a model with a large vocabulary begins each of them but the first with no freed memory: activations
         have other sizes in each, so that pieces of freed memory between them add up. What the step before has freed,
@@ -270,7 +270,7 @@ class OneDevice(Placement):
         yield self._sampled
 
     def _sampling_model(self, dtype: torch.dtype) -> Transformer:
-        """The model over the working weights; an embedding apart from the head gets a working weight of its own."""
+        """Returns the model with its working weights; an untied embedding gets a working weight of its own."""
         embedding, working = self.model.embedding.weight, dict(zip(self._masters, self._working, strict=True))
         if embedding.dtype != dtype and embedding not in working:
             working[embedding] = torch.empty_like(embedding, dtype=dtype, requires_grad=False)

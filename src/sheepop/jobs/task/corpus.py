@@ -82,9 +82,9 @@ class CorpusTask(Task):
         return task._with_documents_for_memory(given)
 
     def _with_documents_for_memory(self, given: Mapping[str, Any]) -> Self:
-        """The task, without the memory that the recipe chose if the text has too few documents for one.
+        """Returns the task. A memory that the recipe chose is left out if the text has too few documents for it.
 
-        Raises `ConfigError` if that was `given`.
+        Raises `ConfigError` if the user has `given` that memory.
         """
         memory, train = self.config.training.memory, self.corpus.train
         if memory is None or len(reserved_documents(train, memory, self.config.seed)):
