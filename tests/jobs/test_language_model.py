@@ -32,8 +32,8 @@ def lm(run: Path) -> sheepop.LanguageModel:
 
 
 def test_public_names_are_listed_and_nothing_else() -> None:
-    names = ["LanguageModel", "__version__", "best_of", "load", "load_tokenizer", "plan", "register", "train", "tune"]
-    assert dir(sheepop) == names
+    functions = ["analyze", "best_of", "load", "load_tokenizer", "plan", "register", "train", "tune"]
+    assert dir(sheepop) == ["LanguageModel", "__version__", *functions]
 
 
 def test_a_loaded_model_needs_no_gradients(lm: sheepop.LanguageModel) -> None:
