@@ -31,13 +31,13 @@ def memory() -> CorpusMemory:
     return found
 
 
-def slow(model: Transformer, memory: CorpusMemory, ids: Sequence[int]) -> Tensor:
-    """The corrected log-probabilities (V,) of the token after `ids`."""
-    row = torch.tensor([list(ids)])
+def slow(model: Transformer, memory: CorpusMemory, ids: Sequence[int], written: int = 0) -> Tensor:
+    """The corrected log-probabilities (V,) of the token after `ids`, the last of which the model has `written`."""
+    row, own = torch.tensor([list(ids)]), torch.tensor([written])
     with torch.no_grad():
         logits = model(row)[0, -1:]
-        recalled = memory.recall(row, torch.arange(1, len(ids) + 1)[None])
-        return memory(logits, recalled.rows(slice(-1, None)))[0].double().log_softmax(-1)
+        recalled = memory.recall(row, torch.arange(1, len(ids) + 1)[None], only_last=True, written=own)
+        return memory(logits, recalled)[0].double().log_softmax(-1)
 
 
 def test_a_score_with_a_memory_is_that_of_the_corrected_logits(toy_model: Build, memory: CorpusMemory) -> None:
@@ -64,8 +64,8 @@ def test_each_token_is_chosen_from_corrected_logits(
     found = Generator(model, TOKENIZER, memory=memory).generate(prompts, config)
     for prompt, completion in zip(prompts, found[:: len(found) // 2], strict=True):
         ids = TOKENIZER.encode(prompt)
-        for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
-            expected = slow(model, memory, ids)
+        for written, (token, logprob) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+            expected = slow(model, memory, ids, written)
             expected[[TOKENIZER.pad_id, TOKENIZER.unk_id, TOKENIZER.bos_id]] = -torch.inf
             assert token == int(expected.argmax())
             assert logprob == pytest.approx(float(expected[token]), abs=1e-4)

@@ -104,6 +104,19 @@ def test_levels_of_the_row_are_the_longest_contexts_that_it_had_so_often(row_len
                 assert [each for each in found.tokens[at, level].tolist() if each >= 0] == read
 
 
+@pytest.mark.parametrize("written", [[0, 1], [7, 19], [20, 3]])
+def test_what_a_model_wrote_itself_is_not_read(written: list[int]) -> None:
+    rows, depths = corpus(40, seed=1).view(2, 20), torch.arange(1, 21).expand(2, 20)
+    found = in_rows(rows, depths, 60, only_last=True, written=torch.tensor(written))
+    for row, tokens in enumerate(rows.tolist()):
+        matches = before_in_row(tokens, depths[row].tolist(), 19, 60)
+        given = [(length, other) for length, other in matches if other + 1 < 20 - written[row]]
+        shortest = given[0][0] if given else 0
+        read = [tokens[other + 1] for length, other in given if length == shortest]
+        assert found.lengths[row, 0] == shortest
+        assert [each for each in found.tokens[row, 0].tolist() if each >= 0] == read
+
+
 def test_the_last_position_alone_recalls_what_it_recalls_among_all() -> None:
     memory, rows, depths = made_memory(corpus()), corpus(40, seed=8).view(2, 20), torch.arange(1, 21).expand(2, 20)
     for whole, last in zip(memory.recall(rows, depths), memory.recall(rows, depths, only_last=True), strict=True):

@@ -16,7 +16,7 @@ from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
-from sheepop.generate.recall import contexts, corrected
+from sheepop.generate.recall import contexts, corrected, numbers_written
 from sheepop.generate.request import Candidate, Request
 from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
@@ -241,7 +241,8 @@ class Engine:
         counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
         rows = torch.tensor(uses).repeat_interleave(torch.tensor(counts)).to(logits.device)
         using = [share for share, is_using in zip(shares, uses, strict=True) if is_using]
-        changed = corrected(self._memory, logits[rows], list(contexts(using, self._memory.window)))
+        before, written = list(contexts(using, self._memory.window)), list(numbers_written(using))
+        changed = corrected(self._memory, logits[rows], before, written)
         return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
 
     def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:

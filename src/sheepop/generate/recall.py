@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from sheepop.generate.request import Candidate
 from sheepop.generate.scheduler import Share
 from sheepop.generate.transfers import upload
 from sheepop.model.corpus_memory import CorpusMemory
@@ -24,8 +26,21 @@ def contexts(shares: Sequence[Share], window: int) -> Iterator[Sequence[int]]:
                 yield [*reader.context[begin:stop], *reader.drafts[max(0, begin - known) : max(0, stop - known)]]
 
 
-def corrected(memory: CorpusMemory, logits_RV: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
-    """The logits of the tokens after R contexts, corrected by the memory, in float32 or a finer type."""
+def numbers_written(shares: Sequence[Share]) -> Iterator[int]:
+    """How many tokens before each prediction of these shares of requests are the model's own, in their order."""
+    for share in shares:
+        for reader, (_, start, count), num_predictions in share.grants:
+            end, given = start + count, cast(Candidate, reader).num_given
+            yield from (max(0, stop - given) for stop in range(end - num_predictions + 1, end + 1))
+
+
+def corrected(
+    memory: CorpusMemory, logits_RV: Tensor, contexts: Sequence[Sequence[int]], written: Sequence[int] | None = None
+) -> Tensor:
+    """The logits of the tokens after R contexts, corrected by the memory, in float32 or a finer type.
+
+    The last `written` tokens of each context are the model's own; none are by default.
+    """
     logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
     width = max(1, min(memory.window, max(map(len, contexts))))
     windows = torch.zeros(len(contexts), width, dtype=torch.int64)
@@ -35,7 +50,8 @@ def corrected(memory: CorpusMemory, logits_RV: Tensor, contexts: Sequence[Sequen
     lengths = torch.tensor([min(width, len(context)) for context in contexts])
     depths = (torch.arange(1, width + 1) - width + lengths[:, None]).clamp(min=0)
     device = logits_RV.device
-    recalled = memory.recall(upload(windows, device), upload(depths, device), only_last=True)
+    own = None if written is None else upload(torch.tensor(written), device)
+    recalled = memory.recall(upload(windows, device), upload(depths, device), only_last=True, written=own)
     return memory(logits_RV, recalled)
 
 

@@ -95,14 +95,17 @@ class CorpusMemory(nn.Module):
         """The tokens before a prediction that the memory looks at."""
         return max(self.index.longest, self.row_length)
 
-    def recall(self, input_ids: Tensor, depths: Tensor, *, only_last: bool = False) -> Recalled:
+    def recall(
+        self, input_ids: Tensor, depths: Tensor, *, only_last: bool = False, written: Tensor | None = None
+    ) -> Recalled:
         """Finds what followed the contexts that end with each of `input_ids` (B, T), N = B T positions.
 
-        A context has at most `depths` (B, T) tokens. With `only_last` there are B positions, the last of each row.
+        A context has at most `depths` (B, T) tokens. With `only_last` there are B positions, the last of each row. The
+        last `written` (B,) tokens of a row are the model's own, which say nothing about what follows a context.
         """
         found = self._in_corpus(input_ids, depths, only_last)
         if self.row_length:
-            in_row = in_rows(input_ids, depths, self.row_length, only_last=only_last)
+            in_row = in_rows(input_ids, depths, self.row_length, only_last=only_last, written=written)
             found = Places(*(torch.cat(pair, 1) for pair in zip(found, in_row, strict=True)))
         return _each_once(found)
 
@@ -158,17 +161,22 @@ class CorpusMemory(nn.Module):
         return logits_NV.scatter_add(1, recalled.tokens, self.corrections(recalled, expected).to(logits_NV.dtype))
 
 
-def in_rows(input_ids: Tensor, depths: Tensor, row_length: int, *, only_last: bool = False) -> Places:
+def in_rows(
+    input_ids: Tensor, depths: Tensor, row_length: int, *, only_last: bool = False, written: Tensor | None = None
+) -> Places:
     """Finds in the row itself what followed the contexts that end with each of `input_ids` (B, T), N = B T positions.
 
     A level is the longest context that ended at least so often in the `row_length` tokens before the prediction. The
-    places with the longest contexts are read, and the newest of equal ones.
+    places with the longest contexts are read, and the newest of equal ones. The last `written` (B,) tokens of a row
+    are not read: a model that took its own text for evidence would repeat it ever more surely.
     """
     count, device = input_ids.shape[1], input_ids.device
     queries = 1 if only_last else count
     places, ends = torch.arange(count, device=device), torch.arange(count - queries, count, device=device)[:, None]
     is_equal_BQT = input_ids[:, -queries:, None] == input_ids[:, None]
     is_equal_BQT &= (places < ends) & (places > ends - row_length)
+    if written is not None:
+        is_equal_BQT &= places < count - 1 - written[:, None, None]
     row, query, place = is_equal_BQT.nonzero(as_tuple=True)
     end = query + count - queries
     # The tokens that are compared lie in the documents of both places, and in the window that ends with the later one.
