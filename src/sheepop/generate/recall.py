@@ -30,8 +30,9 @@ def numbers_written(shares: Sequence[Share]) -> Iterator[int]:
     """How many tokens before each prediction of these shares of requests are the model's own, in their order."""
     for share in shares:
         for reader, (_, start, count), num_predictions in share.grants:
-            end, given = start + count, cast(Candidate, reader).num_given
-            yield from (max(0, stop - given) for stop in range(end - num_predictions + 1, end + 1))
+            # A context that slid has lost tokens of the prompt first; all tokens of the text are known here.
+            end, given = start + count, max(0, len(reader.context) - len(cast(Candidate, reader).token_ids))
+            yield from (stop - given for stop in range(end - num_predictions + 1, end + 1))
 
 
 def corrected(

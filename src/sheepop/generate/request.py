@@ -182,7 +182,7 @@ class Candidate:
         self.context = list(prompt_ids)
         if len(prompt_ids) >= longest:
             self.context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
-        self.num_dropped, self.num_given = len(prompt_ids) - len(self.context), len(self.context)
+        self.num_dropped = len(prompt_ids) - len(self.context)
         self._most = request.config.max_new_tokens
         # A target never slides, whatever `on_overflow` is, because it needs its beginning.
         if request.config.on_overflow == "refuse" or request.prompt.source_ids is not None:
@@ -231,9 +231,7 @@ class Candidate:
 
     def slide(self) -> None:
         """Drops the first half of the context."""
-        kept = max(1, self.request.max_seq_len // 2)
-        self.num_given = max(0, self.num_given - len(self.context) + kept)
-        self.context = self.context[-kept:]
+        self.context = self.context[-max(1, self.request.max_seq_len // 2) :]
 
     def accept(self, token_id: int, logprob: float, likeliest: Likeliest | None = None) -> str:
         """Adds a sampled token, ends the text if it is the last, and returns the new text that can be shown."""
