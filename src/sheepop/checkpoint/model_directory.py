@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -44,12 +45,13 @@ from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights
 from sheepop.core.device import return_freed_memory
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import atomic_directory, read_json
+from sheepop.core.machine import usable_cores
 from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer, load_tokenizer
 
 ADAPTER = "adapter.safetensors"
-_READERS = 4
+_MOST_READERS = 4
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def _read_stored(
 
     whole = with_parts(tensors) if quantization is not None else {name: [tensor] for name, tensor in tensors.items()}
     return_freed_memory()  # of the tokenizer and the tables of the file
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(min(_MOST_READERS, math.ceil(usable_cores()))) as pool:
         found = dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
     return_freed_memory()
     return found

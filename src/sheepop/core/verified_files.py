@@ -9,7 +9,7 @@ from typing import Any
 from sheepop.core.files import sha256_file
 from sheepop.core.measurements import recall, remember
 
-_LARGE = 2**26
+_LARGE = 2**22
 # A file that changes twice within one tick of the file system's clock has the same time after both.
 _TICK = 2.0  # seconds
 

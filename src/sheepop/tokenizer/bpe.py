@@ -52,7 +52,7 @@ class BpeTokenizer(BackendTokenizer):
     def _read(self) -> tokenizers.Tokenizer:
         self._tables = BpeTables.of(orjson.loads(self._content)) if self._given is None else self._given
         outline = self._tables.outline
-        self._description = json.loads(parse(json.dumps(_with_model(outline, vocab={}, merges=[]))).to_str())
+        self._description = orjson.loads(parse(orjson.dumps(_with_model(outline, vocab={}, merges=[]))).to_str())
         # The library numbers added tokens without regard to the vocabulary that is left out.
         ids = {token["content"]: token["id"] for token in outline.get("added_tokens") or []}
         added = [{**token, "id": ids[token["content"]]} for token in self._description["added_tokens"]]

@@ -236,7 +236,7 @@ class BpeTables:
             outline = metadata["outline"]
             is_whole = len(outline) <= _LARGEST_OUTLINE and metadata["sha256"] == _checksum(arrays, outline)
             if is_whole and _is_consistent(**arrays):
-                tables = cls(json.loads(outline), **{**arrays, "text": arrays["text"].tobytes()})
+                tables = cls(orjson.loads(outline), **{**arrays, "text": arrays["text"].tobytes()})
                 if tables._fit_outline():
                     return tables
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -252,9 +252,10 @@ class BpeTables:
         if not isinstance(model, dict) or model.get("type") != "BPE":
             return False
         added = self.outline.get("added_tokens") or []
-        return are_tokens(added) and all(
-            0 <= token["id"] < len(self) and self[token["id"]] == token["content"] for token in added
-        )
+        if not are_tokens(added):
+            return False
+        ids, texts = [token["id"] for token in added], _encoded(token["content"] for token in added)
+        return all(0 <= token_id < len(self) for token_id in ids) and list(map(self._bytes, ids)) == texts
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {**{name: getattr(self, name) for name in _DTYPES}, "text": np.frombuffer(self.text, dtype=np.uint8)}
@@ -333,7 +334,8 @@ def _is_consistent(
         not ((text[inside] & 0xC0) == 0x80).any()
         and len(pairs) == len(ranks) == len(merged)
         and len(order) <= size
-        and bool((np.sort(order) == np.arange(len(order))).all())
+        and bool((order < len(order)).all())
+        and bool((np.bincount(order, minlength=len(order)) == 1).all())
         and bool((merged < size).all())
         and bool((pairs[1:] > pairs[:-1]).all())
     )

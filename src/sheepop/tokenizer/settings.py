@@ -328,9 +328,11 @@ def _further_names(settings: Mapping[str, Any]) -> list[str]:
 
 def are_tokens(added: Any) -> bool:
     """Whether `added` is a list of entries with a text and an id."""
-    return isinstance(added, list) and all(
-        isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
-        for token in added
+    return (
+        isinstance(added, list)
+        and {type(token) for token in added} <= {dict}
+        and {type(token.get("content")) for token in added} <= {str}
+        and {type(token.get("id")) for token in added} <= {int}
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sheepop.checkpoint.gguf import native_decoding
 from sheepop.checkpoint.gguf.container import (
     CHECKSUM_KEY,
     Container,
@@ -22,6 +24,7 @@ from sheepop.checkpoint.gguf.container import (
     write_container,
 )
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32s, i32s, texts, value_of
+from sheepop.checkpoint.gguf.native_decoding import joined_texts
 from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES
 from sheepop.core.errors import CheckpointError
 
@@ -306,3 +309,19 @@ def test_every_value_comes_back(tmp_path_factory: pytest.TempPathFactory, key: s
     write_container(path, {f"a.{key}": value, CHECKSUM_KEY: checksum_placeholder(0)}, [], lambda entry: [])
     with Container(path) as container:
         assert container.metadata[f"a.{key}"] == value
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_texts_are_joined_and_none_ends_beyond_the_content(is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_native:
+        monkeypatch.setattr(native_decoding, "_text_functions", lambda: None)
+    words = ["", "sheep", "\u00e9", "", "graze " * 40, ""]
+    listed = b"".join(struct.pack("<Q", len(word.encode())) + word.encode() for word in words)
+    for count in (0, 1, 2, len(words)):
+        found = joined_texts(memoryview(b"head" + listed + b"tail"), 4, count)
+        assert found is not None
+        text, starts, end = found
+        assert [text[a:b].tobytes().decode() for a, b in pairwise(starts.tolist())] == words[:count]
+        assert end == 4 + sum(8 + len(word.encode()) for word in words[:count])
+    assert joined_texts(memoryview(listed[:-1]), 0, len(words)) is None
+    assert joined_texts(memoryview(struct.pack("<Q", 2**64 - 1) + b"text"), 0, 1) is None

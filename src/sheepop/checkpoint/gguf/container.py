@@ -52,7 +52,7 @@ _CHUNK = 2**24
 # Linux otherwise refuses to map a file larger than its memory privately. Python 3.13 has a name for this flag.
 _PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 # How many numbers of a tensor are decoded at a time.
-_PIECE = 2**18
+_PIECE = 2**20
 _RELEASED = 2**21  # bytes of the file that are given back at a time
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1

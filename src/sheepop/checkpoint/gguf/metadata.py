@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sheepop.checkpoint.gguf.native_decoding import text_places
+from sheepop.checkpoint.gguf.native_decoding import joined_texts
 from sheepop.checkpoint.given import Given
 from sheepop.core.errors import CheckpointError
 from sheepop.tokenizer.text_index import Texts
@@ -24,7 +24,6 @@ from sheepop.tokenizer.text_index import Texts
 # SheepOp's limit for a vocabulary, the longest list in a GGUF file.
 _LONGEST_LIST = 2**24
 _LONGEST_TEXT = 2**28
-_LENGTH = 8  # bytes that state the length of a text
 
 Plain: TypeAlias = int | float | bool | str
 Content: TypeAlias = Plain | Texts | NDArray[np.generic]
@@ -61,13 +60,11 @@ class Cursor:
 
     def texts(self, count: int, what: str) -> Texts:
         """Reads texts one after the other; raises `CheckpointError` as `read_text` does."""
-        places = text_places(self._content, self.position, count)
-        found = None if places is None else _between(self._content, *places)
-        while found is None:
+        found = joined_texts(self._content, self.position, count)
+        while found is None or not _are_texts(texts := Texts(*found[:2])):
             read_text(self, what)  # says what is wrong with the first wrong one
-        assert places is not None
-        self.position = places[1]
-        return found
+        self.position = found[2]
+        return texts
 
     def problem(self, reason: str) -> CheckpointError:
         """Returns an error that names the file, the byte position and the reason."""
@@ -81,20 +78,15 @@ class Cursor:
         return CheckpointError(f"{self._path} {what}. {remedy}.")
 
 
-def _between(content: memoryview, begins: NDArray[np.int64], end: int) -> Texts | None:
-    """The texts behind their lengths, which begin at `begins`, up to `end`; None if one is no UTF-8 or too long."""
-    first = int(begins[0]) if len(begins) else end
-    raw, heads = np.frombuffer(bytes(content[first:end]), dtype=np.uint8), begins - first
-    is_text = np.ones(len(raw), dtype=np.bool_)
-    is_text[heads[:, None] + np.arange(_LENGTH)] = False
-    starts = np.append(heads, len(raw)) - _LENGTH * np.arange(len(heads) + 1)
-    texts = Texts(raw[is_text], starts)
+def _are_texts(texts: Texts) -> bool:
+    """Whether each is UTF-8 and not too long."""
     try:
         texts.text.tobytes().decode("utf-8")
     except UnicodeDecodeError:
-        return None
+        return False
+    starts = texts.starts
     cuts_character = (texts.text[starts[starts < len(texts.text)]] & 0xC0) == 0x80
-    return None if cuts_character.any() or texts.lengths.max(initial=0) > _LONGEST_TEXT else texts
+    return not cuts_character.any() and bool(texts.lengths.max(initial=0) <= _LONGEST_TEXT)
 
 
 # The type of a value, by its number in a file.

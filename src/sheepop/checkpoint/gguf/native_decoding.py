@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,11 +17,15 @@ from torch import Tensor
 from sheepop.core.native import address, native_library
 
 _SOURCE = Path(__file__).parents[1] / "native" / "blocks.cpp"
+_LENGTH = 8  # bytes that state the length of a text
 _KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 
 
 Fill = Callable[[Tensor, Sequence[Tensor]], object]
 """Decodes blocks of a type (B, bytes) into their parts (B, n): stored integers, scales and perhaps offsets."""
+
+Joined = tuple[NDArray[np.uint8], NDArray[np.int64], int]
+"""The bytes of n texts, the n + 1 places where each starts and the last ends, and the place in the file behind them."""
 
 
 def native_decoder(kind: str) -> Fill | None:
@@ -41,33 +44,41 @@ def native_decoder(kind: str) -> Fill | None:
     return fill
 
 
-def text_places(content: memoryview, place: int, count: int) -> tuple[NDArray[np.int64], int] | None:
-    """Where `count` texts begin from `place` on, with their lengths of 8 bytes before them, and where the last ends.
+def joined_texts(content: memoryview, place: int, count: int) -> Joined | None:
+    """Reads `count` texts from `place` on, each of which follows its length of 8 bytes, and joins them.
 
-    None if one would end beyond the content.
+    Returns None if one would end beyond the content.
     """
-    if (function := _text_function()) is not None:
-        begins, whole = np.empty(count, dtype=np.int64), np.frombuffer(content, dtype=np.uint8)
-        end = function(whole.ctypes.data, len(content), place, count, begins.ctypes.data)
-        return None if end < 0 else (begins, end)
-    found, length_at = array("q"), struct.Struct("<Q").unpack_from
+    whole, begins = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int64)
+    if (library := _text_functions()) is not None:
+        end = library.text_places(whole.ctypes.data, len(content), place, count, begins.ctypes.data)
+        if end < 0:
+            return None
+        text, starts = np.empty(end - place - _LENGTH * count, dtype=np.uint8), np.empty(count + 1, dtype=np.int64)
+        library.copy_texts(whole.ctypes.data, begins.ctypes.data, count, text.ctypes.data, starts.ctypes.data)
+        return text, starts, end
+    end, length_at = place, struct.Struct("<Q").unpack_from
     try:
-        for _ in range(count):
-            found.append(place)
-            place += 8 + length_at(content, place)[0]
+        for number in range(count):
+            begins[number] = end
+            end += _LENGTH + length_at(content, end)[0]
     except (struct.error, OverflowError):
         return None
-    return (np.asarray(found, dtype=np.int64), place) if place <= len(content) else None
+    if end > len(content):
+        return None
+    is_text = np.ones(end - place, dtype=np.bool_)
+    is_text[(begins - place)[:, None] + np.arange(_LENGTH)] = False
+    return whole[place:end][is_text], np.append(begins, end) - place - _LENGTH * np.arange(count + 1), end
 
 
 @cache
-def _text_function() -> Any:
+def _text_functions() -> Any:
     library = native_library(_SOURCE)
-    if library is None:
-        return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.text_places.argtypes, library.text_places.restype = [pointer, number, number, number, pointer], number
-    return library.text_places
+    if library is not None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        library.text_places.argtypes, library.text_places.restype = [pointer, number, number, number, pointer], number
+        library.copy_texts.argtypes, library.copy_texts.restype = [pointer, pointer, number, pointer, pointer], None
+    return library
 
 
 @cache

@@ -72,6 +72,18 @@ extern "C" int64_t text_places(const uint8_t* bytes, int64_t size, int64_t place
   return place;
 }
 
+// Copies the texts whose lengths begin at `begins`, one after the other, and writes where each starts, and the last ends.
+extern "C" void copy_texts(const uint8_t* bytes, const int64_t* begins, int64_t count, uint8_t* to, int64_t* starts) {
+  starts[0] = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t length;
+    const uint8_t* text = bytes + begins[i];
+    std::memcpy(&length, text, sizeof(length));
+    std::memcpy(to + starts[i], text + sizeof(length), length);
+    starts[i + 1] = starts[i] + static_cast<int64_t>(length);
+  }
+}
+
 BLOCKS(q4_0) {
   decode<18, kHalf, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
     out.scales[0] = half(from);
