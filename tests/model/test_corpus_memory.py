@@ -64,7 +64,7 @@ def test_levels_are_the_longest_contexts_with_so_many_places() -> None:
             assert found.lengths[place, level] == longest
             seen = by_length[longest - 1] if longest else []
             assert found.counts[place, level] == len(seen)
-            if 0 < len(seen) <= 16:  # all of them are read
+            if 0 < len(seen) <= 32:  # all of them are read
                 counts = Counter(seen)
                 assert found.kinds[place, level] == len(counts)
                 shares = {
@@ -83,7 +83,7 @@ def before_in_row(row: list[int], depths: list[int], place: int, row_length: int
         while length < most and row[place - length] == row[other - length]:
             length += 1
         found.append((length, other))
-    return sorted((each for each in found if each[0]), reverse=True)[:16]
+    return sorted((each for each in found if each[0]), reverse=True)[:32]
 
 
 @pytest.mark.parametrize("row_length", [3, 12, 60])

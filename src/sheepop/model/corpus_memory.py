@@ -11,9 +11,10 @@ from counts are those of context mixing (Mahoney 2005), for many tokens in place
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sheepop.model.corpus_index import CorpusIndex
@@ -22,9 +23,9 @@ from sheepop.model.corpus_index import CorpusIndex
 LEVELS = (1, 3, 12, 48)
 ROW_LEVELS = (1, 3)
 _ROW_LONGEST = 32  # tokens of the longest context that is looked for in the row
-_SAMPLES = 16  # places of each level that are read: of the corpus evenly spaced, of the row the best and newest
+_SAMPLES = 32  # places of each level that are read: of the corpus evenly spaced, of the row the best and newest
 _NOTHING = -1
-_CANDIDATES = 16  # tokens of a position that are corrected
+_CANDIDATES = 32  # tokens of a position that are corrected
 _HIDDEN = 32
 
 
@@ -147,13 +148,16 @@ class CorpusMemory(nn.Module):
             ],
             -1,
         )
-        chances = expected.logprobs.exp()[..., None]
-        shares = recalled.shares
-        of_token = torch.cat(
-            [expected.logprobs[..., None] / 4, chances, shares, shares - chances, (shares + 0.01).log() / 4], -1
-        )
-        inputs = torch.cat([known_NK[:, None].expand(-1, shares.shape[1], -1), of_token], -1)
-        return self.gate(inputs)[..., 0] * (shares.sum(-1) > 0)
+        is_token = recalled.shares.sum(-1) > 0
+        shares, logprobs = recalled.shares[is_token], expected.logprobs[is_token][:, None]
+        chances = logprobs.exp()
+        of_token = torch.cat([logprobs / 4, chances, shares, shares - chances, (shares + 0.01).log() / 4], -1)
+        # The part of the first layer that sees the position is computed once for all of its tokens.
+        first, rest = cast(nn.Linear, self.gate[0]), self.gate[1:]
+        weights = torch.split(first.weight, [known_NK.shape[1], of_token.shape[1]], 1)
+        of_position = F.linear(known_NK, weights[0], first.bias)
+        hidden = F.linear(of_token, weights[1]) + of_position[is_token.nonzero()[:, 0]]
+        return torch.zeros_like(expected.logprobs).masked_scatter(is_token, rest(hidden))
 
     def forward(self, logits_NV: Tensor, recalled: Recalled) -> Tensor:
         """Returns the corrected logits (N, V)."""
@@ -206,22 +210,16 @@ def in_rows(
 
 def _each_once(found: Places) -> Recalled:
     """Returns the tokens of the places of all levels, each once and the most frequent first."""
-    read_NJS = found.tokens
-    num_levels = read_NJS.shape[1]
-    ordered = read_NJS.sort(-1).values
-    changes = torch.ones_like(ordered, dtype=torch.bool)
-    changes[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    kinds_NJ = (changes & (ordered != _NOTHING)).sum(-1)
-    # Each token once: sorted, with repetitions and nothing last.
-    flat = read_NJS.flatten(1).sort(-1).values
-    repeats = torch.zeros_like(flat, dtype=torch.bool)
-    repeats[:, 1:] = flat[:, 1:] == flat[:, :-1]
-    distinct = flat.masked_fill(repeats, _NOTHING).sort(-1, descending=True).values
-    totals_NJ = (read_NJS != _NOTHING).sum(-1)
-    shares = torch.stack(
-        [(distinct[:, :, None] == read_NJS[:, level, None]).sum(-1) for level in range(num_levels)], -1
-    ) / totals_NJ[:, None].clamp(min=1)
-    shares = shares.masked_fill((distinct == _NOTHING)[..., None], 0)
+    num_levels, size = found.tokens.shape[1:]
+    values_NW, places = found.tokens.flatten(1).sort(-1, descending=True)
+    number = torch.zeros_like(values_NW)
+    number[:, 1:] = (values_NW[:, 1:] != values_NW[:, :-1]).cumsum(-1)
+    tokens = torch.full_like(values_NW, _NOTHING).scatter(1, number, values_NW)
+    counts = torch.zeros(len(number), number.shape[1] * num_levels, dtype=torch.int16, device=number.device)
+    counts.scatter_add_(1, number * num_levels + places // size, (values_NW != _NOTHING).to(counts.dtype))
+    counts_NWJ = torch.unflatten(counts, 1, (-1, num_levels))
+    shares = counts_NWJ / counts_NWJ.sum(1, keepdim=True).clamp(min=1)
     best = shares.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :_CANDIDATES]
-    tokens, shares = distinct.gather(1, best), shares.gather(1, best[..., None].expand(-1, -1, num_levels))
-    return Recalled(tokens.clamp(min=0), shares, found.lengths, found.counts, kinds_NJ)
+    shares = shares.gather(1, best[..., None].expand(-1, -1, num_levels))
+    kinds_NJ = (counts_NWJ > 0).sum(1)
+    return Recalled(tokens.gather(1, best).clamp(min=0), shares, found.lengths, found.counts, kinds_NJ)

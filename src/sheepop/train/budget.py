@@ -44,7 +44,7 @@ _MOST_VALIDATIONS = 10
 VALIDATION_SHARE = 0.2  # of a budget in minutes, at most; likewise for the score at the end
 _REPORT_SECONDS = 4.0  # the last samples and the report
 # Of a memory: to train its gate, to index a token twice, and to look up a held-out token. Two cores of 2.5 GHz.
-_GATE_SECONDS, _INDEX_SECONDS, _RECALL_SECONDS = 10.0, 1.5e-6, 5e-5
+_GATE_SECONDS, _INDEX_SECONDS, _RECALL_SECONDS = 14.0, 1.5e-6, 3e-5
 _IDLE_SECONDS = 3.0  # checkpoints, samples and plots of a short run
 _LEAST_STEPS, _LEAST_COMPARED_STEPS = 3, 6  # timed steps of a candidate alone, and of each when several are compared
 _LONG_SECONDS = 1.0  # a longer step averages the noise of a machine by itself, so three are enough

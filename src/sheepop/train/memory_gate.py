@@ -21,7 +21,7 @@ from sheepop.train.precision import autocast
 from sheepop.train.tensor_batch import TensorBatch
 
 _ROWS = 32  # read together
-_PASSES, _BATCH, _LEAST_STEPS = 6, 512, 300
+_PASSES, _BATCH, _LEAST_STEPS = 12, 512, 300
 _RATE, _DECAY, _WARMUP = 6e-3, 1e-2, 50
 
 
