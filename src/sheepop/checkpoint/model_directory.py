@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from pathlib import Path
@@ -141,14 +142,17 @@ def load_model(
     as float32 norms and bfloat16 matrices, all parameters get the one that represents every number. Raises
     `CheckpointError` naming the file that is missing, damaged, foreign or of a newer format.
     """
-    directory, config, tokenizer = _verified(path)
-    with torch.device("meta"):
-        model = blank_model(config)
-    adapter = read_adapter_config(directory)
-    if has_reward_head(directory) and adapter is None:
-        add_scalar_head(model, REWARD_HEAD)
-    quantization = read_quantization(directory)
-    load_weights(model, _read_stored(directory, quantization, device, dtype, mapped), directory)
+    directory, config = _intact(path)
+    adapter, quantization = read_adapter_config(directory), read_quantization(directory)
+    with _reading(directory, quantization, device, dtype, mapped) as weights:
+        tokenizer = _fitting_tokenizer(directory, config)
+        with torch.device("meta"):
+            model = blank_model(config)
+        if has_reward_head(directory) and adapter is None:
+            add_scalar_head(model, REWARD_HEAD)
+        return_freed_memory()  # of the tokenizer
+        load_weights(model, weights(), directory)
+    return_freed_memory()
     common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
     for parameter in model.parameters():  # buffers, such as position tables, keep their precision
         if not isinstance(parameter, StoredWeight):
@@ -172,10 +176,14 @@ def stored_tensors(directory: Path) -> dict[str, LazyTensor]:
     return foreign_tensors(link)
 
 
-def _read_stored(
+@contextmanager
+def _reading(
     directory: Path, quantization: Quantization | None, device: str, dtype: torch.dtype | None, mapped: bool
-) -> dict[str, Tensor]:
-    """Returns the weights of a model directory, in the memory of the process unless they are `mapped` or linked."""
+) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Reads the weights of a model directory beside the block, which gets a function that waits for them.
+
+    They lie in the memory of the process unless they are `mapped` or linked.
+    """
     tensors = stored_tensors(directory)
     # Integers are arranged anew in their memory; those of a linked file are decoded to memory of their own.
     stays = mapped and quantization is None
@@ -188,11 +196,14 @@ def _read_stored(
         return nn.Parameter(quantization.matrix(name, parts, dtype, directory, in_place=True), requires_grad=False)
 
     whole = with_parts(tensors) if quantization is not None else {name: [tensor] for name, tensor in tensors.items()}
-    return_freed_memory()  # of the tokenizer and the tables of the file
-    with ThreadPoolExecutor(min(_MOST_READERS, math.ceil(usable_cores()))) as pool:
-        found = dict(zip(whole, pool.map(read, whole, whole.values()), strict=True))
-    return_freed_memory()
-    return found
+    # The largest come first: while they are decoded without Python, the block can run.
+    ordered = sorted(whole, key=lambda name: whole[name][0].num_bytes, reverse=True)
+    pool = ThreadPoolExecutor(min(_MOST_READERS, math.ceil(usable_cores())))
+    try:
+        found = {name: pool.submit(read, name, whole[name]) for name in ordered}
+        yield lambda: {name: found[name].result() for name in whole}
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def open_model(path: str | Path) -> ForeignModel:
@@ -200,7 +211,8 @@ def open_model(path: str | Path) -> ForeignModel:
 
     Quantised weights are dequantised, and an adapter is merged.
     """
-    directory, config, tokenizer = _verified(path)
+    directory, config = _intact(path)
+    tokenizer = _fitting_tokenizer(directory, config)
     if config.architecture != "decoder":
         raise CheckpointError(f"{directory} is an encoder-decoder, which none of SheepOp's export formats supports.")
     if has_reward_head(directory):
@@ -218,15 +230,19 @@ def open_model(path: str | Path) -> ForeignModel:
     return ForeignModel(config, tensors, tokenizer, read_generation(directory), read_json(directory / PROVENANCE))
 
 
-def _verified(path: str | Path) -> tuple[Path, ModelConfig, Tokenizer]:
-    """Verifies all checksums of the model at `path`; returns its directory, its configuration and its tokenizer."""
+def _intact(path: str | Path) -> tuple[Path, ModelConfig]:
+    """Verifies all checksums of the model at `path`; returns its directory and its configuration."""
     directory = resolve_model_directory(path)
     config = read_model_config(directory)
     if problems := damaged_model(directory):
         raise CheckpointError(f"The model in {directory} cannot be used: {'; '.join(problems)}.")
+    return directory, config
+
+
+def _fitting_tokenizer(directory: Path, config: ModelConfig) -> Tokenizer:
     tokenizer = load_tokenizer(directory)
     require_fit(tokenizer, config, directory)
-    return directory, config, tokenizer
+    return tokenizer
 
 
 def unique_weights(model: Transformer) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sheepop.checkpoint.gguf.metadata import Cursor, Value, ValueType, encoded_text, read_text, read_value, value_of
-from sheepop.checkpoint.gguf.native_decoding import Fill
+from sheepop.checkpoint.gguf.native_decoding import Fill, native_decoder
 from sheepop.checkpoint.gguf.quantized_types import BY_NUMBER, TYPES, TensorType, type_name
 from sheepop.core.errors import CheckpointError
 
@@ -52,7 +52,7 @@ _CHUNK = 2**24
 # Linux otherwise refuses to map a file larger than its memory privately. Python 3.13 has a name for this flag.
 _PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 # How many numbers of a tensor are decoded at a time.
-_PIECE = 2**20
+_PIECE = 2**18
 _RELEASED = 2**21  # bytes of the file that are given back at a time
 # The least number of bytes of an entry in either list.
 _SMALLEST_ENTRY = 8 + 4 + 1
@@ -130,7 +130,10 @@ class Container:
         kind = self.tensors[name].kind
         assert kind.fill_stored is not None, name
         parts = [self._blocks(len(content) // kind.block_bytes, part) for part in kind.stored_block]
-        self._decode(name, content, parts, kind.fill_stored)
+        if (fill := native_decoder(kind.name, is_mapped=True)) is not None:
+            fill(content.view(-1, kind.block_bytes), parts)
+        else:
+            self._decode(name, content, parts, kind.fill_stored)
         return tuple(part.view(*shape[:-1], -1) for part in parts)
 
     def _content(self, name: str, rows: slice | None) -> tuple[Tensor, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -28,18 +29,20 @@ Joined = tuple[NDArray[np.uint8], NDArray[np.int64], int]
 """The bytes of n texts, the n + 1 places where each starts and the last ends, and the place in the file behind them."""
 
 
-def native_decoder(kind: str) -> Fill | None:
-    """Returns the kernel for a type; None if there is no kernel for it, or none on this machine."""
+def native_decoder(kind: str, *, is_mapped: bool = False) -> Fill | None:
+    """Returns the kernel for a type; None if there is no kernel for it, or none on this machine.
+
+    If the blocks lie in a file that `is_mapped`, pages that were decoded do not stay in the memory of this process.
+    """
     function = _function(kind) if kind in _KINDS else None
     if function is None:
         return None
 
     def fill(content: Tensor, parts: Sequence[Tensor]) -> None:
-        content = content.contiguous()
+        content, page = content.contiguous(), mmap.PAGESIZE if is_mapped else 0
         numbers, scales, *offsets = (address("part", part, part.dtype, len(content), part.shape[1]) for part in parts)
-        function(
-            address("blocks", content, torch.uint8, *content.shape), len(content), numbers, scales, *offsets or [None]
-        )
+        blocks = address("blocks", content, torch.uint8, *content.shape)
+        function(blocks, len(content), page, numbers, scales, *offsets or [None])
 
     return fill
 
@@ -86,6 +89,6 @@ def _function(kind: str) -> Any:
     library = native_library(_SOURCE)
     function = None if library is None else getattr(library, kind)
     if function is not None:
-        pointer = ctypes.c_void_p
-        function.argtypes, function.restype = [pointer, ctypes.c_int64, pointer, pointer, pointer], None
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        function.argtypes, function.restype = [pointer, number, number, pointer, pointer, pointer], None
     return function

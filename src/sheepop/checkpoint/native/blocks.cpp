@@ -4,12 +4,20 @@
 // them for all types. Integers of four bits lie in groups of 32: byte i has number i in its lower half, and number
 // i + 16 in its upper half.
 
+#include <algorithm>
+
 #include "numbers.h"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace {
 
 constexpr int kGroup = 32, kHalf = kGroup / 2;  // numbers of a group
 constexpr int kGroups = 8;                      // of a block of 256 numbers
+// Bytes of a file that are given back at a time; each time, the system interrupts all threads of the process.
+constexpr int64_t kGivenBack = 1 << 21;
 
 struct Out {
   uint8_t* numbers;
@@ -43,17 +51,38 @@ inline void five_bits(const uint8_t* low, const uint8_t* high, int least, uint8_
   }
 }
 
+// Gives back the whole pages of a mapped file from `begin` to `end`, and returns where they end.
+const uint8_t* give_back(const uint8_t* begin, const uint8_t* end, uintptr_t page) {
+#ifdef __linux__
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
+  if (last <= first) return begin;
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  return reinterpret_cast<const uint8_t*>(last);
+#else
+  return end;
+#endif
+}
+
+// Decodes `count` blocks. With a `page` size they lie in a mapped file, whose pages need not stay in memory.
 template <int kBytes, int kNumbers, int kScales, class Decode>
-inline void decode(const uint8_t* blocks, int64_t count, Out out, const Decode& decode_block) {
-  for (int64_t i = 0; i < count; i++) {
-    float* offsets = out.offsets == nullptr ? nullptr : out.offsets + i * kScales;
-    decode_block(blocks + i * kBytes, Out{out.numbers + i * kNumbers, out.scales + i * kScales, offsets});
+inline void decode(const uint8_t* blocks, int64_t count, int64_t page, Out out, const Decode& decode_block) {
+  const int64_t most = page > 0 ? kGivenBack / kBytes : count;
+  const uint8_t* kept = blocks;
+  for (int64_t begin = 0; begin < count; begin += most) {
+    const int64_t end = std::min(count, begin + most);
+    for (int64_t i = begin; i < end; i++) {
+      float* offsets = out.offsets == nullptr ? nullptr : out.offsets + i * kScales;
+      decode_block(blocks + i * kBytes, Out{out.numbers + i * kNumbers, out.scales + i * kScales, offsets});
+    }
+    if (page > 0) kept = give_back(kept, blocks + end * kBytes, page);
   }
 }
 
 }  // namespace
 
-#define BLOCKS(name) extern "C" void name(const uint8_t* blocks, int64_t count, uint8_t* to, float* scales, float* offsets)
+#define BLOCKS(name) \
+  extern "C" void name(const uint8_t* blocks, int64_t count, int64_t page, uint8_t* to, float* scales, float* offsets)
 #define OUT \
   Out { to, scales, offsets }
 
@@ -85,14 +114,14 @@ extern "C" void copy_texts(const uint8_t* bytes, const int64_t* begins, int64_t 
 }
 
 BLOCKS(q4_0) {
-  decode<18, kHalf, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<18, kHalf, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     out.scales[0] = half(from);
     for (int i = 0; i < kHalf; i++) out.numbers[i] = from[2 + i] ^ 0x88;  // less 8, in two's complement
   });
 }
 
 BLOCKS(q4_1) {
-  decode<20, kHalf, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<20, kHalf, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     out.scales[0] = half(from);
     out.offsets[0] = half(from + 2);
     std::memcpy(out.numbers, from + 4, kHalf);
@@ -100,14 +129,14 @@ BLOCKS(q4_1) {
 }
 
 BLOCKS(q5_0) {
-  decode<22, kGroup, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<22, kGroup, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     out.scales[0] = half(from);
     five_bits(from + 6, from + 2, -16, out.numbers);
   });
 }
 
 BLOCKS(q5_1) {
-  decode<24, kGroup, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<24, kGroup, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     out.scales[0] = half(from);
     out.offsets[0] = half(from + 2);
     five_bits(from + 8, from + 4, 0, out.numbers);
@@ -115,14 +144,14 @@ BLOCKS(q5_1) {
 }
 
 BLOCKS(q8_0) {
-  decode<34, kGroup, 1>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<34, kGroup, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     out.scales[0] = half(from);
     std::memcpy(out.numbers, from + 2, kGroup);
   });
 }
 
 BLOCKS(q4_k) {
-  decode<144, kGroups * kHalf, kGroups>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<144, kGroups * kHalf, kGroups>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     six_bits(from + 4, half(from), -half(from + 2), out);
     for (int pair = 0; pair < kGroups / 2; pair++) {
       const uint8_t* low = from + 16 + pair * kGroup;
@@ -136,7 +165,7 @@ BLOCKS(q4_k) {
 }
 
 BLOCKS(q5_k) {
-  decode<176, kGroups * kGroup, kGroups>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<176, kGroups * kGroup, kGroups>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     six_bits(from + 4, half(from), -half(from + 2), out);
     const uint8_t *high = from + 16, *low = from + 48;
     for (int group = 0; group < kGroups; group++) {
@@ -149,7 +178,7 @@ BLOCKS(q5_k) {
 }
 
 BLOCKS(q6_k) {
-  decode<210, kGroups * kGroup, 2 * kGroups>(blocks, count, OUT, [](const uint8_t* from, Out out) {
+  decode<210, kGroups * kGroup, 2 * kGroups>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
     const float scale = half(from + 208);
     for (int i = 0; i < 2 * kGroups; i++) out.scales[i] = scale * static_cast<float>(static_cast<int8_t>(from[192 + i]));
     for (int group = 0; group < kGroups; group++) {
