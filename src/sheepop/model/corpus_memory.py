@@ -113,18 +113,14 @@ class CorpusMemory(nn.Module):
     def _in_corpus(self, input_ids: Tensor, depths: Tensor, only_last: bool) -> Places:
         if only_last:
             input_ids, depths = input_ids[:, -self.index.longest :], depths[:, -self.index.longest :]
-        begins = input_ids.new_zeros(len(LEVELS), *input_ids.shape)
-        ends, lengths = torch.zeros_like(begins), torch.zeros_like(begins)
-        for length, (begin, end) in enumerate(self.index.find(input_ids, depths), start=1):
-            for level, least in enumerate(LEVELS):
-                known = end - begin >= least
-                begins[level] = begin.where(known, begins[level])
-                ends[level] = end.where(known, ends[level])
-                lengths[level].masked_fill_(known, length)
-        if only_last:
-            begins, ends, lengths = (bounds[..., -1:] for bounds in (begins, ends, lengths))
-        begins_NJ, ends_NJ, lengths_NJ = (bounds.flatten(1).t() for bounds in (begins, ends, lengths))
-        counts_NJ = ends_NJ - begins_NJ
+        found = self.index.find(input_ids, depths)
+        last = input_ids.shape[1] - 1 if only_last else 0
+        # The bounds of the contexts of 0, 1, 2, ... tokens; the longer a context is, the fewer places it has.
+        none = torch.zeros_like(input_ids), torch.zeros_like(input_ids)
+        begins_KN, ends_KN = (torch.stack(each)[..., last:].flatten(1) for each in zip(none, *found, strict=True))
+        lengths_JN = torch.stack([(ends_KN - begins_KN >= least).sum(0) for least in LEVELS])
+        begins_NJ, ends_NJ = (bounds.gather(0, lengths_JN).t() for bounds in (begins_KN, ends_KN))
+        lengths_NJ, counts_NJ = lengths_JN.t(), ends_NJ - begins_NJ
         steps = torch.arange(_SAMPLES, device=begins_NJ.device)
         spread = torch.where(counts_NJ[..., None] > _SAMPLES, steps * counts_NJ[..., None] // _SAMPLES, steps)
         places = (begins_NJ[..., None] + spread).clamp(max=len(self.index.following) - 1)
