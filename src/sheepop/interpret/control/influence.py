@@ -88,13 +88,10 @@ class Influence(PromptFinding):
 
     def pictures(self) -> Iterator[Picture]:
         """A map of each measure."""
-        files = {
-            "influence": ("influence", "Share of influence"),
-            "rollout": ("influence_rollout", "Attention rollout"),
-            "attention": ("influence_attention", "Mean attention weight"),
-        }
-        for name, shares in self.shares.items():
-            yield heat_map(*files[name], shares, self.labels, self.labels, "Share of the row")
+        files = {"influence": "Share of influence", "influence_rollout": "Attention rollout"}
+        files |= {"influence_attention": "Mean attention weight"}
+        for (name, title), shares in zip(files.items(), self.shares.values(), strict=True):
+            yield heat_map(name, title, shares, self.labels, self.labels, "Share of the row")
 
 
 def influence(point: OperatingPoint, *, probes: int = 4, seed: int = 0) -> Influence:

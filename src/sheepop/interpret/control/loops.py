@@ -85,10 +85,9 @@ def survival(
 ) -> Survival:
     """Continues two prompts with shared noise for `steps` tokens, in `pairs` independent trials.
 
-    Tokens are drawn from the logits as `warp` changes them, like a sampler.
-
-    Each trial follows a pair that has stayed equal, and carries the probability of that as its weight, so that no trial
-    ends early and the estimate has no bias (sequential importance sampling).
+    Tokens are drawn from the logits as `warp` changes them, like a sampler. Each trial follows a pair that has stayed
+    equal, and carries the probability of that as its weight, so that no trial ends early and the estimate has no bias
+    (sequential importance sampling).
     """
     texts = [prompt.expand(pairs, -1) for prompt in (first_T, second_T)]
     weights = torch.ones(pairs, dtype=torch.float64)

@@ -262,28 +262,18 @@ class SharpnessFinding(Finding):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data."""
-        found = self.sharpness
-        numbers = {
-            "step": self.step,
-            "learning_rate": self.rate,
-            "sharpness": found.value,
-            "limit": found.limit,
-            "share": found.share,
-            "share_at_highest_rate": self.share_at_highest,
-            "residual": found.residual,
-            "products": found.iterations,
-            "rows": found.rows,
-            "places": dict(found.places),
-            "left_out": list(found.left_out),
-            "turning_factor": self.response.turning,
-            "critical_sharpness": self.response.critical(self.rate),
-            "lowest_factor": self.response.lowest,
+        found, response = self.sharpness, self.response
+        numbers: dict[str, Any] = {"step": self.step, "learning_rate": self.rate, "update_ratios": dict(self.ratios)}
+        numbers |= {"sharpness": found.value, "limit": found.limit, "share": found.share, "residual": found.residual}
+        numbers |= {"share_at_highest_rate": self.share_at_highest, "products": found.iterations, "rows": found.rows}
+        numbers |= {"places": dict(found.places), "left_out": list(found.left_out), **data_of(self.health)}
+        numbers |= {"critical_sharpness": response.critical(self.rate), "turning_factor": response.turning}
+        points = zip(response.factors, response.losses, strict=True)
+        numbers |= {
+            "lowest_factor": response.lowest,
             "response": [
-                {"factor": factor, "learning_rate": factor * self.rate, "loss": loss}
-                for factor, loss in zip(self.response.factors, self.response.losses, strict=True)
+                {"factor": factor, "learning_rate": factor * self.rate, "loss": loss} for factor, loss in points
             ],
-            "update_ratios": dict(self.ratios),
-            **data_of(self.health),
         }
         return said(self, numbers)
 
@@ -360,15 +350,10 @@ class NoiseFinding(Finding):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data."""
-        numbers = {
-            "step": self.step,
-            "noise_scale": self.scale.rows,
-            "low": self.scale.low,
-            "high": self.scale.high,
-            "batch_rows": self.batch_rows,
-            "recommended_batch": power_of_two(self.scale.rows) if self.scale.rows < math.inf else None,
-            "batches": data_of(list(self.samples)),
-        }
+        scale = self.scale
+        wanted = power_of_two(scale.rows) if scale.rows < math.inf else None
+        numbers: dict[str, Any] = {"step": self.step, "noise_scale": scale.rows, "low": scale.low, "high": scale.high}
+        numbers |= {"batch_rows": self.batch_rows, "recommended_batch": wanted, "batches": data_of(list(self.samples))}
         return said(self, numbers)
 
 

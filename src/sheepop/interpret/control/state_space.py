@@ -213,9 +213,7 @@ def _dimensions(point: OperatingPoint) -> dict[str, int]:
         "numbers in a vector of the stream": config.d_model,
         "numbers in the stream between two blocks": point.num_tokens * config.d_model,
         "blocks": point.num_layers,
-        "numbers in the cache for each token": sum(
-            heads.kv_heads * (heads.key_width + heads.value_width) for heads in cached
-        ),
+        "numbers in the cache for each token": sum(of.kv_heads * (of.key_width + of.value_width) for of in cached),
         "outputs (tokens of the vocabulary)": config.vocabulary,
         "parameters": num_parameters(config),
     }

@@ -127,19 +127,20 @@ class TrainingAnalysis:
 
     def _sharpness(self, model: Transformer, batch: TensorBatch, generator: torch.Generator) -> dict[str, Any]:
         found = measure_sharpness(model, self.optimizers, batch, generator, iterations=ITERATIONS)
-        layer, share = next(iter(found.layers.items()))
-        matrix, of_matrix = next(iter(found.places.items()))
-        return {
+        (layer, share), (matrix, of_matrix) = (next(iter(each.items())) for each in (found.layers, found.places))
+        certain = found.certain if found.certain < math.inf else None
+        row: dict[str, Any] = {
             "sharpness": found.value,
             "sharpness_limit": found.limit,
-            "sharpness_share": found.share,
             "sharpness_residual": found.residual,
-            "sharpness_certain": found.certain if found.certain < math.inf else None,
+        }
+        row |= {
+            "sharpness_share": found.share,
+            "sharpness_certain": certain,
             "sharpest": layer,
             "sharpest_share": share,
-            "sharpest_at": matrix,
-            "sharpest_at_share": of_matrix,
         }
+        return {**row, "sharpest_at": matrix, "sharpest_at_share": of_matrix}
 
     def _advise(self, row: Mapping[str, Any]) -> None:
         self._rows.append(row)
