@@ -100,14 +100,14 @@ def test_a_rate_too_low_is_named_where_longer_paths_lower_the_loss(place: float,
     """Half a decade for each 0.13 from 0.82 on, up to the end of a path; from there on in proportion to the place."""
     (found,) = advice_of(paths(place))
     assert found.cause == RATE and "The learning rate is too low from step 50 to 120" in found.words
-    assert f"the loss is lowest at {place:.2f} of their length" in found.words
+    assert f"lowest had the steps of a twentieth of the run been {place:.2f} times as long" in found.words
     assert f"Multiply training.learning_rate by {factor:.2g}." in found.words
     assert found.changes == {"training.learning_rate": pytest.approx(factor)}
 
 
 def test_a_rate_far_too_low_is_multiplied_by_32_at_once() -> None:
     (found,) = advice_of(paths(40.0))
-    assert "lowest far beyond their end" in found.words and found.changes == {"training.learning_rate": 32.0}
+    assert "the run been far longer, and" in found.words and found.changes == {"training.learning_rate": 32.0}
     (found,) = advice_of(paths(1.0, loss_behind=[0.3] * 13, loss_ahead=[-0.3] * 13))  # a line
     assert found.changes == {"training.learning_rate": 32.0}
 

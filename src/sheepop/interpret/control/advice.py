@@ -97,10 +97,11 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
 
 
 def _by_path(paths: Sequence[Row], rows: Sequence[Row], state: str, lowest: float, factor: float) -> Advice:
-    place = f"at {lowest:.2f} of their length" if lowest < 10 else "far beyond their end"
+    length = f"{lowest:.2f} times as long" if lowest < 10 else "far longer"
     words = (
-        f"The learning rate is too {state} {_when(paths, rows)}: along the steps of a twentieth of the run the loss is "
-        f"lowest {place}, and runs end lowest where that is {_RIGHT}. Multiply training.learning_rate by {factor:.2g}."
+        f"The learning rate is too {state} {_when(paths, rows)}: the loss would be lowest had the steps of a twentieth "
+        f"of the run been {length}, and where a rate is right that is {_RIGHT} times as long. Multiply "
+        f"training.learning_rate by {factor:.2g}."
     )
     return Advice(RATE, paths[0]["step"], words, {"training.learning_rate": factor})
 
