@@ -22,6 +22,7 @@ from statistics import mean
 from typing import Any
 
 from record import add_json_option, write_record
+from sheepop.core.errors import TrainingError
 from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import LAYER, RATE, advice_of
 from sheepop.jobs.config import load_config
@@ -82,12 +83,15 @@ class Case:
             watched = ("analysis.quantities=[sharpness]", f"analysis.interval={self.steps // 20}", "analysis.rows=16")
             watched = watched if number == 0 else ()  # only the loss counts
             given = (*SETTINGS, *settings, *places, *lengths, *watched, f"seed={seed + 100 * number}")
-            outcome = train(RunRequest.exactly(load_config(overrides=given)))
-            advice = advice_of(read_json_lines(outcome.run / "metrics.jsonl").rows)
+            try:
+                scores = train(RunRequest.exactly(load_config(overrides=given))).scores
+            except TrainingError:  # it diverged
+                scores = None
+            advice = advice_of(read_json_lines(Path(folder) / "run" / "metrics.jsonl").rows)
         found = next((each for each in advice if each.cause in (RATE, LAYER)), None)
         return {
             "rate": rate,
-            "loss": outcome.scores.loss if outcome.scores is not None else math.inf,
+            "loss": math.inf if scores is None else scores.loss,
             "advice": found and found.words,
             # As people write rates.
             "next": found and float(f"{rate * found.changes['training.learning_rate']:.0e}"),
