@@ -162,6 +162,17 @@ def test_how_far_beyond_the_limit_is_certain_depends_on_the_optimizer(
     assert causes(**columns) == expected
 
 
+def test_a_run_that_swings_across_a_valley_is_unstable_by_its_mean() -> None:
+    """Plain descent at 1.3 times its limit: 1.4 x 1.05 x 1.68 is 2.47, above 1.2 cubed, which is 1.73."""
+    turns = [2.33, 1.38, 0.9, 0.9]
+    (found,) = advice_of(rows(sharpness_share=[1.4, 1.05, 1.68, 0.78], turning_factor=turns))
+    assert (found.cause, found.step) == (RATE, 10) and "divide training.learning_rate by 2.1" in found.words
+    assert causes(sharpness_share=[1.06, 0.89, 1.13, 0.86], turning_factor=turns) == []  # at its limit
+    for certain in (2.0, None):
+        shares, columns = [1.4, 1.05, 1.68, 0.78], {"turning_factor": turns, "sharpness_certain": [certain] * 4}
+        assert causes(sharpness_share=shares, **columns) == []
+
+
 def test_a_harmful_stretch_is_found_behind_a_harmless_one() -> None:
     columns = {"sharpness_share": [1.1] * 5, "turning_factor": [9.0, 9.0, 9.0, 0.9, 0.8]}
     (found,) = advice_of(rows(**columns))

@@ -26,8 +26,8 @@ _CERTAIN, _HARMLESS_TURN = 1.2, 1.0
 # as the one that is to be trained (Lewkowycz et al. 2020). Its sharpness scatters over decades, so that a rate changes
 # by at most a factor of 32 before it is measured again (bench/control_advice.py).
 _BROKEN, _MOST_AT_ONCE = 2.0, 32.0
-# Where the loss is lowest along the steps of a twentieth of a run, in their own length, is the response of the loss to
-# the rate. It falls as the rate rises, by 0.13 for each half decade, and runs end lowest in this window: a part of
+# The response of the loss to the rate is the place along the steps of a twentieth of a run, in their own length, where
+# the loss is lowest. A rate half a decade higher moves it back by 0.13, and runs end lowest in this window: a part of
 # every path is noise, which the falling rate averages away at the end (bench/control_advice.py).
 _LONG, _RIGHT, _SHORT = 0.86, 0.82, 0.78
 _DECADES = 0.5 / 0.13
@@ -130,7 +130,8 @@ def _fast(rows: Sequence[Row], divisor: float | None = None) -> Advice | None:
     The first two measurements count, because the network is the least broken then, unless the `divisor` is known.
     """
     key = "sharpness_share"
-    streak = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
+    near = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
+    streak = near or _swinging(rows)
     if not streak:
         return None
     # The milder one of the first two, because single batches may be far sharper.
@@ -169,6 +170,20 @@ def _is_harmful(row: Row) -> bool:
     """Whether a rate near its limit, or beyond it, is too high: its step raises the loss, or instability is certain."""
     certain, turn = number(row.get("sharpness_certain", _CERTAIN)), number(row.get("turning_factor"))
     return turn is None or turn < _HARMLESS_TURN or (certain is not None and row["sharpness_share"] >= certain)
+
+
+def _swinging(rows: Sequence[Row]) -> list[Row]:
+    """The first three measurements whose geometric mean is certain instability; empty if there are none.
+
+    Steps that swing across a valley are on its steep side and on its flat side in turn, so that few shares in a row are
+    high.
+    """
+    measured = [row for row in rows if number(row.get("sharpness_share")) is not None]
+    for three in zip(measured, measured[1:], measured[2:], strict=False):
+        certain, shares = number(three[0].get("sharpness_certain", _CERTAIN)), [row["sharpness_share"] for row in three]
+        if certain is not None and min(shares) > 0 and math.prod(shares) >= certain**3:
+            return list(three)
+    return []
 
 
 def _unlike(rows: Sequence[Row]) -> Advice | None:
