@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.config import AnalysisConfig
 from sheepop.interpret.control.watching import cost_in_steps, measuring_interval
 from sheepop.jobs.advice import advise
-from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, noise_of, sharpness_of
+from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, noise_of, reopen, sharpness_of
 from sheepop.jobs.config import SheepOpConfig, load_config
 from sheepop.jobs.run.open import find_resumable
 
@@ -87,6 +88,32 @@ def test_a_row_agrees_with_the_analysis_of_the_checkpoint(analysed: RunDirectory
     assert found.sharpness.share == pytest.approx(row["sharpness_share"], rel=0.5)  # other rows
     assert found.rate == 1e-3 and found.step == 4
     assert set(found.ratios) >= {"blocks.0.attention.q_proj.weight", "embedding.weight"}
+
+
+def test_the_loss_along_a_path_is_that_of_the_weights_between_two_checkpoints(
+    configured: Callable[..., SheepOpConfig], tmp_path: Path
+) -> None:
+    """A twentieth of 200 steps are 10. The last path goes from the checkpoint of step 190 to that of step 200."""
+    settings = ("training.max_steps=200", "training.checkpoint_interval=10", "training.eval_interval=200")
+    often = ("analysis.quantities=[sharpness]", "analysis.interval=5", "analysis.rows=2")
+    run = RunDirectory.open(train(configured(tmp_path / "run", *SETTINGS[:2], *settings, *often)).run)
+    rows = rows_of(run, "analysis")
+    assert [row["step"] for row in rows if "loss_behind" in row] == list(range(10, 201, 10))
+    stopped = reopen(RunAnalysisRequest(run.path, step=190, device="cpu"), "sharpness")
+    batch = stopped.parts.source.prepare(stopped.state.batch_number + 9).micro_batches[0]
+    begin, end = (load_model(run.checkpoint(step)).model.double().eval() for step in (190, 200))
+
+    def loss(place: float) -> float:
+        model = copy.deepcopy(begin)
+        with torch.no_grad():
+            for weight, last in zip(model.parameters(), end.parameters(), strict=True):
+                weight += place * (last - weight)
+            inputs = {name: rows[:2] for name, rows in batch.inputs.items()}
+            logits = model.read_out(model.hidden_states(**inputs)).flatten(0, 1)
+        return float(torch.nn.functional.cross_entropy(logits, batch.labels[:2].flatten()))
+
+    assert rows[-1]["loss_behind"] == pytest.approx(loss(0.5) - loss(1.0), abs=1e-5)
+    assert rows[-1]["loss_ahead"] == pytest.approx(loss(1.5) - loss(1.0), abs=1e-5)
 
 
 def test_sharpness_is_proportional_to_the_rate(analysed: RunDirectory) -> None:

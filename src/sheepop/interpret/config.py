@@ -33,9 +33,10 @@ class AnalysisConfig(Config):
     """What a run measures of its own stability while it trains. It changes no weight and no random number."""
 
     quantities: tuple[Quantity, ...] = ()
-    """What is measured: the `sharpness` of the loss against the limit of the optimizer, and where along a step the loss
-    turns; the `noise` of the gradient and the batch that it recommends; in the `layers`, how fast weights move, the
-    largest scores of attention, and dead heads and units. Empty measures nothing."""
+    """What is measured: the `sharpness` of the loss against the limit of the optimizer, where along a step the loss
+    turns, and where along the last steps it is lowest; the `noise` of the gradient and the batch that it recommends; in
+    the `layers`, how fast weights move, the largest scores of attention, and dead heads and units. Empty measures
+    nothing."""
     interval: Annotated[int, Field(ge=1)] | None = None
     """Steps between two measurements; `null` means as many as keep their cost below 3 percent of the run, which is
     counted in passes through the network."""

@@ -17,8 +17,13 @@ from sheepop.interpret.control.finding import Finding
 from sheepop.interpret.control.layers import layer_health, update_ratios
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
 from sheepop.interpret.control.operating_point import require_finite
-from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness
-from sheepop.interpret.control.training_findings import NoiseFinding, SharpnessFinding
+from sheepop.interpret.control.stability import (
+    NoiseFinding,
+    SharpnessFinding,
+    StepResponse,
+    loss_along,
+    measure_sharpness,
+)
 from sheepop.interpret.control.watching import noise_sample, tables_of
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.config import SheepOpConfig

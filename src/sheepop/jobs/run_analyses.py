@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sheepop.core.console import Console
 from sheepop.interpret.control.coordinates import Coordinates
-from sheepop.interpret.control.training_findings import NoiseFinding, SharpnessFinding
+from sheepop.interpret.control.stability import NoiseFinding, SharpnessFinding
 from sheepop.jobs.advice import AdviceFinding, advise
 from sheepop.jobs.analyze_run import MOST_PRODUCTS, RunAnalysisRequest, analyze_run, noise_of, sharpness_of
 from sheepop.jobs.coordinates import CoordinatesRequest, check_coordinates

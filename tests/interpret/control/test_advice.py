@@ -78,35 +78,59 @@ def test_far_beyond_the_limit_the_first_two_measurements_choose_a_quarter_of_wha
     assert found.changes == {"training.learning_rate": 1 / 32}
 
 
-def slow(**columns: list[Any]) -> list[dict[str, Any]]:
-    """Ten measurements at the rate 0.1 and two while it falls, all at a fiftieth of the limit."""
-    usual = {"sharpness_share": [0.02] * 12, "turning_factor": [64.0] * 12, "learning_rate": [0.1] * 10 + [0.04, 0.01]}
-    return rows(**{**usual, **columns})
+def paths(place: float, **columns: list[Any]) -> list[dict[str, Any]]:
+    """Two measurements in a warm-up, ten at the rate 0.1, and one behind; the loss along paths is lowest at `place`.
+
+    The loss is that of a parabola, (c - place)^2 at c times the length of a path.
+    """
+    behind, ahead = ((c - place) ** 2 - (1 - place) ** 2 for c in (0.5, 1.5))
+    rates = [0.03, 0.06, *[0.1] * 10, 0.04]
+    return rows(**{"learning_rate": rates, "loss_behind": [behind] * 13, "loss_ahead": [ahead] * 13, **columns})
 
 
-def test_a_rate_far_below_its_limit_is_named_with_half_of_the_limit() -> None:
-    """A fiftieth of the limit becomes a half by a factor of 25."""
-    (found,) = advice_of(slow())
-    assert (found.cause, found.step) == (RATE, 10)
-    assert "far below its limit from step 10 to 100: at 0.02 of it" in found.words
-    assert "for at least 64 times its length. Multiply training.learning_rate by 25." in found.words
-    assert found.changes == {"training.learning_rate": pytest.approx(25)}
-    (found,) = advice_of(slow(sharpness_share=[0.001] * 12))
-    assert found.changes == {"training.learning_rate": 32.0}
+def test_a_rate_is_right_where_paths_are_a_little_longer_than_is_best() -> None:
+    for place in (0.79, 0.82, 0.85):
+        assert advice_of(paths(place)) == []
 
 
 @pytest.mark.parametrize(
-    "columns",
-    [
-        {"sharpness_share": [0.02] * 9 + [0.04, 0.02, 0.01]},
-        {"turning_factor": [64.0] * 5 + [15.0] + [64.0] * 6},
-        {"turning_factor": [None] * 12},
-        {"learning_rate": [0.01 * place for place in range(1, 13)]},  # a warm-up, in which a low rate is meant
-    ],
+    ("place", "factor"), [(0.95, 10**0.5), (1.0, 10 ** (0.5 * 18 / 13)), (2.0, 2 * 10 ** (9 / 13))]
 )
-def test_a_rate_that_is_once_nearer_its_limit_or_still_rises_is_not_called_low(columns: dict[str, list[Any]]) -> None:
-    assert advice_of(slow(**columns)) == []
-    assert advice_of(slow()[:7]) == []
+def test_a_rate_too_low_is_named_where_longer_paths_lower_the_loss(place: float, factor: float) -> None:
+    """Half a decade for each 0.13 from 0.82 on, up to the end of a path; from there on in proportion to the place."""
+    (found,) = advice_of(paths(place))
+    assert found.cause == RATE and "The learning rate is too low from step 50 to 120" in found.words
+    assert f"lowest had the steps of a twentieth of the run been {place:.2f} times as long" in found.words
+    assert f"Multiply training.learning_rate by {factor:.2g}." in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(factor)}
+
+
+def test_a_rate_far_too_low_is_multiplied_by_32_at_once() -> None:
+    (found,) = advice_of(paths(40.0))
+    assert "the run been far longer, and" in found.words and found.changes == {"training.learning_rate": 32.0}
+    (found,) = advice_of(paths(1.0, loss_behind=[0.3] * 13, loss_ahead=[-0.3] * 13))  # a line
+    assert found.changes == {"training.learning_rate": 32.0}
+
+
+def test_a_rate_too_high_is_named_where_shorter_paths_lower_the_loss() -> None:
+    (found,) = advice_of(paths(0.69))
+    assert found.cause == RATE and "The learning rate is too high from step 50 to 120" in found.words
+    assert found.changes == {"training.learning_rate": pytest.approx(10**-0.5)}
+    shares = [0.3] * 5 + [9.0] * 8  # of which steps lower the loss
+    beyond = {"sharpness_share": shares, "sharpness_certain": [10.0] * 13, "turning_factor": [3.0] * 13}
+    (found,) = advice_of(paths(0.69, **beyond))
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 9)}
+    (found,) = advice_of(paths(0.69, **{**beyond, "sharpness_certain": [None] * 13}))  # Muon
+    assert found.changes == {"training.learning_rate": pytest.approx(10**-0.5)}
+    (found,) = advice_of(paths(0.69, **{**beyond, "turning_factor": [0.5] * 13}))
+    assert "at 9.00 of its limit" in found.words and "divide training.learning_rate by 9.0" in found.words
+    assert advice_of(paths(0.82, **{**beyond, "turning_factor": [0.5] * 13})) == []
+
+
+def test_few_paths_and_those_of_a_warm_up_tell_nothing() -> None:
+    assert advice_of(paths(2.0)[:9]) == []
+    assert advice_of(paths(2.0, learning_rate=[0.01 * place for place in range(1, 14)])) == []
+    assert advice_of(paths(2.0, loss_ahead=[None] * 6 + [0.1] * 7)) == []
 
 
 def test_a_rate_that_stays_near_its_limit_is_named_before_it_passes_it() -> None:
@@ -136,6 +160,17 @@ def test_how_far_beyond_the_limit_is_certain_depends_on_the_optimizer(
     """Adam's scaling follows its gradients, and that of Muon follows at once, so that no share alone is certain."""
     columns = {"sharpness_share": [share] * 4, "turning_factor": [turn] * 4, "sharpness_certain": [certain] * 4}
     assert causes(**columns) == expected
+
+
+def test_a_run_that_swings_across_a_valley_is_unstable_by_its_mean() -> None:
+    """Plain descent at 1.3 times its limit: 1.4 x 1.05 x 1.68 is 2.47, above 1.2 cubed, which is 1.73."""
+    turns = [2.33, 1.38, 0.9, 0.9]
+    (found,) = advice_of(rows(sharpness_share=[1.4, 1.05, 1.68, 0.78], turning_factor=turns))
+    assert (found.cause, found.step) == (RATE, 10) and "divide training.learning_rate by 2.1" in found.words
+    assert causes(sharpness_share=[1.06, 0.89, 1.13, 0.86], turning_factor=turns) == []  # at its limit
+    for certain in (2.0, None):
+        shares, columns = [1.4, 1.05, 1.68, 0.78], {"turning_factor": turns, "sharpness_certain": [certain] * 4}
+        assert causes(sharpness_share=shares, **columns) == []
 
 
 def test_a_harmful_stretch_is_found_behind_a_harmless_one() -> None:

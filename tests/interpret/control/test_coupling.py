@@ -9,9 +9,17 @@ import torch
 
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
-from sheepop.interpret.control.coupling import coincidence, divergence, survival
-from sheepop.interpret.control.lyapunov import SoftLoop, lyapunov_exponent
-from sheepop.interpret.control.repetition import Loop, entropy_and_slope, find_loop, repeat_chances
+from sheepop.interpret.control.loops import (
+    Loop,
+    SoftLoop,
+    coincidence,
+    divergence,
+    entropy_and_slope,
+    find_loop,
+    lyapunov_exponent,
+    repeat_chances,
+    survival,
+)
 from sheepop.model import ModelConfig, Transformer, build_model
 
 P, Q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.3, 0.3, 0.4])

@@ -10,8 +10,8 @@ import torch
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
 from sheepop.interpret.control.analyses import Analyses
-from sheepop.interpret.control.coupling import divergence
 from sheepop.interpret.control.decode import Decode
+from sheepop.interpret.control.loops import divergence
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 

@@ -8,9 +8,8 @@ import torch
 from sheepop.adapt.quantization import quantize
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import UsageError
-from sheepop.interpret.control.comparison import compare_points
-from sheepop.interpret.control.diagram_drawing import Box, shortened
-from sheepop.interpret.control.diagrams import ClosedLoop, block_diagrams, forward_map
+from sheepop.interpret.control.diagrams import Box, ClosedLoop, block_diagrams, forward_map, shortened
+from sheepop.interpret.control.gains import compare_points
 from sheepop.interpret.control.jacobian import Jacobian, singular_values
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.model import ModelConfig, build_model

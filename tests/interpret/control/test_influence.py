@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sheepop.core.errors import UsageError
-from sheepop.interpret.control.impulse import impulse
-from sheepop.interpret.control.influence import influence, influences
+from sheepop.interpret.control.influence import impulse, influence, influences
 from sheepop.interpret.control.jacobian import singular_values
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.model import ModelConfig, build_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import dropwhile, groupby, takewhile
 from statistics import median
 from typing import Any
 
@@ -26,9 +26,12 @@ _CERTAIN, _HARMLESS_TURN = 1.2, 1.0
 # as the one that is to be trained (Lewkowycz et al. 2020). Its sharpness scatters over decades, so that a rate changes
 # by at most a factor of 32 before it is measured again (bench/control_advice.py).
 _BROKEN, _MOST_AT_ONCE = 2.0, 32.0
-# A rate is called too low if its share is below the first number in this many measurements, none of which turns before
-# this many steps. Healthy runs that are only a few steps long have shares of 0.05 (bench/control_faults.py).
-_FAR_BELOW, _FAR_TURN, _LASTING = 1 / 32, 16.0, 8
+# The response of the loss to the rate is the place along the steps of a twentieth of a run, in their own length, where
+# the loss is lowest. A rate half a decade higher moves it back by 0.13, and runs end lowest in this window: a part of
+# every path is noise, which the falling rate averages away at the end (bench/control_advice.py).
+_LONG, _RIGHT, _SHORT = 0.86, 0.82, 0.78
+_DECADES = 0.5 / 0.13
+_LASTING = 8  # paths since the rate was highest
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 _TIMES_TOO_SMALL = 2.0
@@ -55,7 +58,7 @@ class Advice:
 def advice_of(rows: Sequence[Row]) -> list[Advice]:
     """What to change about a run with these rows of metrics; empty if nothing is wrong."""
     measured = [row for row in rows if row.get("split") == "analysis"]
-    found = (seek(measured) for seek in (_fast_or_slow, _unlike, _batch, _scores, _heads, _units))
+    found = (seek(measured) for seek in (_rate, _unlike, _batch, _scores, _heads, _units))
     return [advice for advice in found if advice is not None]
 
 
@@ -75,17 +78,60 @@ def _rows_of_noise(rows: Sequence[Row]) -> list[Row]:
     return [row for row in measured[len(measured) // 4 :] if row["learning_rate"] >= _highest(measured) / 2]
 
 
-def _fast_or_slow(rows: Sequence[Row]) -> Advice | None:
-    return _fast(rows) or _slow(rows)
+def _rate(rows: Sequence[Row]) -> Advice | None:
+    """A rate that is too high or too low: by the response of the loss to it, once that is known, or by its limit."""
+    paths = _paths(rows)
+    if not paths:
+        return _fast(rows)
+    lowest = _lowest(paths)
+    if lowest < _SHORT:
+        # No share of the limit is certain with Muon.
+        shares = [row["sharpness_share"] for row in paths if row.get("sharpness_certain", _CERTAIN) is not None]
+        divisor = max(10 ** (_DECADES * (_RIGHT - lowest)), median(shares or [1.0]))
+        return _fast(rows, divisor) or _by_path(paths, rows, "high", lowest, 1 / min(_MOST_AT_ONCE, divisor))
+    if lowest > _LONG:
+        # The parabola of the far end is almost a line, whose lowest place is far away and uncertain.
+        faster = 10 ** (_DECADES * (min(lowest, 1.0) - _RIGHT)) * max(lowest, 1.0)
+        return _by_path(paths, rows, "low", lowest, min(_MOST_AT_ONCE, faster))
+    return None
 
 
-def _fast(rows: Sequence[Row]) -> Advice | None:
+def _by_path(paths: Sequence[Row], rows: Sequence[Row], state: str, lowest: float, factor: float) -> Advice:
+    length = f"{lowest:.2f} times as long" if lowest < 10 else "far longer"
+    words = (
+        f"The learning rate is too {state} {_when(paths, rows)}: the loss would be lowest had the steps of a twentieth "
+        f"of the run been {length}, and where a rate is right that is {_RIGHT} times as long. Multiply "
+        f"training.learning_rate by {factor:.2g}."
+    )
+    return Advice(RATE, paths[0]["step"], words, {"training.learning_rate": factor})
+
+
+def _paths(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the loss along a path since the rate was highest, without the first quarter; none if too few."""
+    keys = ("loss_behind", "loss_ahead", "sharpness_share")
+    highest = _highest(rows)
+    since = dropwhile(lambda row: row["learning_rate"] < highest, rows)
+    measured = [row for row in since if all(number(row.get(key)) is not None for key in keys)]
+    steady = [row for row in measured if row["learning_rate"] >= highest / 2]
+    return steady[len(steady) // 4 :] if len(steady) >= _LASTING else []
+
+
+def _lowest(paths: Sequence[Row]) -> float:
+    """Where the mean loss along paths is lowest: the vertex of the parabola through it at 1/2, 1 and 3/2 of a path."""
+    behind, ahead = (sum(row[key] for row in paths) for key in ("loss_behind", "loss_ahead"))
+    if behind + ahead <= 0:
+        return math.inf if behind > ahead else 0.0
+    return max(0.0, 1 + (behind - ahead) / (4 * (behind + ahead)))
+
+
+def _fast(rows: Sequence[Row], divisor: float | None = None) -> Advice | None:
     """A rate at its limit or beyond; the advised one is half of what steps bear, or a quarter far beyond the limit.
 
-    The first two measurements count, because the network is the least broken then.
+    The first two measurements count, because the network is the least broken then, unless the `divisor` is known.
     """
     key = "sharpness_share"
-    streak = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
+    near = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
+    streak = near or _swinging(rows)
     if not streak:
         return None
     # The milder one of the first two, because single batches may be far sharper.
@@ -95,7 +141,7 @@ def _fast(rows: Sequence[Row]) -> Advice | None:
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is {mild['sharpness']:.3g}, "
         f"and steps at this rate bear {mild['sharpness_limit']:.3g}: a rate of {_limit(mild):.2g} is the limit)"
     )
-    wanted = max(2.0, (4.0 if share >= _BROKEN else 2.0) * _highest(rows) / _limit(mild))
+    wanted = divisor or max(2.0, (4.0 if share >= _BROKEN else 2.0) * _highest(rows) / _limit(mild))
     factor = min(wanted, _MOST_AT_ONCE)
     slower = "halve training.learning_rate" if factor == 2.0 else f"divide training.learning_rate by {factor:.1f}"
     if factor < wanted:
@@ -111,29 +157,6 @@ def _fast(rows: Sequence[Row]) -> Advice | None:
     return Advice(RATE, first["step"], f"{found}: lengthen the warm-up, or {slower}.", changes)
 
 
-def _slow(rows: Sequence[Row]) -> Advice | None:
-    """A rate that stays far below its limit once it is at its highest; the advised one is half of the limit."""
-    measured = [row for row in rows if number(row.get("sharpness_share")) is not None]
-    highest = _highest(measured)
-    at_highest = next((place for place, row in enumerate(measured) if row["learning_rate"] == highest), 0)
-    steady = [row for row in measured[at_highest:] if row["learning_rate"] >= highest / 2]
-    if len(steady) < _LASTING or not all(map(_is_far_below, steady)):
-        return None
-    share = median(row["sharpness_share"] for row in steady)
-    factor = 1 / max(2 * share, 1 / _MOST_AT_ONCE)
-    words = (
-        f"The learning rate is far below its limit {_when(steady, rows)}: at {share:.2g} of it, and the loss falls "
-        f"along every step for at least {min(row['turning_factor'] for row in steady):.0f} times its length. Multiply "
-        f"training.learning_rate by {factor:.0f}."
-    )
-    return Advice(RATE, steady[0]["step"], words, {"training.learning_rate": factor})
-
-
-def _is_far_below(row: Row) -> bool:
-    turn = number(row.get("turning_factor"))
-    return row["sharpness_share"] < _FAR_BELOW and turn is not None and turn >= _FAR_TURN
-
-
 def _limit(row: Row) -> float:
     """The rate at which a step like that of this row would be at its limit."""
     return float(row["learning_rate"] / row["sharpness_share"])
@@ -147,6 +170,20 @@ def _is_harmful(row: Row) -> bool:
     """Whether a rate near its limit, or beyond it, is too high: its step raises the loss, or instability is certain."""
     certain, turn = number(row.get("sharpness_certain", _CERTAIN)), number(row.get("turning_factor"))
     return turn is None or turn < _HARMLESS_TURN or (certain is not None and row["sharpness_share"] >= certain)
+
+
+def _swinging(rows: Sequence[Row]) -> list[Row]:
+    """The first three measurements whose geometric mean is certain instability; empty if there are none.
+
+    Steps that swing across a valley are on its steep side and on its flat side in turn, so that few shares in a row are
+    high.
+    """
+    measured = [row for row in rows if number(row.get("sharpness_share")) is not None]
+    for three in zip(measured, measured[1:], measured[2:], strict=False):
+        certain, shares = number(three[0].get("sharpness_certain", _CERTAIN)), [row["sharpness_share"] for row in three]
+        if certain is not None and min(shares) > 0 and math.prod(shares) >= certain**3:
+            return list(three)
+    return []
 
 
 def _unlike(rows: Sequence[Row]) -> Advice | None:

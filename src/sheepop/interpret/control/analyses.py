@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig
-from sheepop.interpret.control.comparison import GainChanges, compare_points
 from sheepop.interpret.control.decode import Decode, WrittenToken, decode, written_tokens
 from sheepop.interpret.control.diagrams import BlockDiagrams, block_diagrams
-from sheepop.interpret.control.gains import Gains, gains
-from sheepop.interpret.control.impulse import Impulse, impulse
-from sheepop.interpret.control.influence import Influence, influence
+from sheepop.interpret.control.gains import GainChanges, Gains, compare_points, gains
+from sheepop.interpret.control.influence import Impulse, Influence, impulse, influence
 from sheepop.interpret.control.operating_point import DTYPES, OperatingPoint
 from sheepop.interpret.control.state_space import StateSpace, state_space
 from sheepop.model import Transformer

@@ -161,19 +161,12 @@ class Coordinates(Finding):
 
     def table(self) -> list[str]:
         """For each place the growth before the first step, that of the change after the last one, and the changes."""
+        every = zip(self.places, self.at_start, self.after, self.changes[-1].tolist(), strict=True)
         rows = [
-            [
-                named(place),
-                f"{start.factor:.2f}",
-                f"{after.factor:.2f}",
-                f"{after.low:.2f} to {after.high:.2f}",
-                *(f"{change:.3g}" for change in changes),
-            ]
-            for place, start, after, changes in zip(
-                self.places, self.at_start, self.after, self.changes[-1].tolist(), strict=True
-            )
+            [named(place), start.factor, after.factor, f"{after.low:.2f} to {after.high:.2f}", *changes]
+            for place, start, after, changes in every
         ]
-        head = ["place", "at start", "change", "interval", *(f"d_model {width}" for width in self.widths)]
+        head = ["place", "at start:.2f", "change:.2f", "interval", *(f"d_model {width}:.3g" for width in self.widths)]
         return [f"Factors for each doubling of the width, and changes after {self._steps}:", *columns(head, rows)]
 
     @property

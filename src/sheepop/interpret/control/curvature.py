@@ -125,32 +125,27 @@ class Scaling:
         Raises `UsageError` for an optimizer without a known limit, for one that has taken no step yet, or at rate 0.
         """
         names = {parameter: name for name, parameter in model.named_parameters()}
-        found: list[tuple[str, Tensor, Root]] = []
-        limits: list[float] = []
-        certain: list[float] = []
+        found: list[tuple[str, Tensor, Root, float, float]] = []
         left_out: list[str] = []
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                members = [each for each in group["params"] if each.requires_grad and group["lr"] > 0]
+        every = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups if group["lr"] > 0]
+        for optimizer, group in every:
+            for each in filter(lambda parameter: parameter.requires_grad, group["params"]):
+                state = optimizer.state.get(each) or {}
                 if isinstance(optimizer, RowAdagrad):
-                    left_out += [names[each] for each in members]
+                    left_out.append(names[each])
                     continue
-                limit = _limit(optimizer, group) if members else 0.0
-                for parameter in members:
-                    state = optimizer.state.get(parameter) or {}
-                    if state or isinstance(optimizer, torch.optim.SGD):
-                        root = _root(optimizer, group, state, parameter, limit)
-                        found.append((names[parameter], parameter, root))
-                        # In units of the run's rate, which the group multiplies by its factor.
-                        limits.append(limit * group.get("learning_rate_factor", 1.0))
-                        certain.append(_certain(optimizer, group, state))
+                limit, certain = _limit(optimizer, group, state)
+                if state or isinstance(optimizer, torch.optim.SGD):
+                    # The limit is in units of the run's rate, which the group multiplies by its factor.
+                    root, limit = _root(optimizer, group, state, limit), limit * group.get("learning_rate_factor", 1.0)
+                    found.append((names[each], each, root, limit, certain))
         if not found:
             raise UsageError(
                 "The optimizer has no state yet, or its learning rate is 0, so there is no step to measure. Take a "
                 "checkpoint from after the first steps and before the rate ends at 0, with its folder state/."
             )
-        own, parameters, roots = zip(*found, strict=True)
-        return cls(own, parameters, roots, limits[0], left_out, max(certain))
+        own, parameters, roots, limits, shares = zip(*found, strict=True)
+        return cls(own, parameters, roots, limits[0], left_out, max(shares))
 
     def __call__(self, vector: Tensor) -> Tensor:
         """``D^(1/2)`` times a vector (P,)."""
@@ -166,47 +161,33 @@ class Scaling:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _certain(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], state: Mapping[str, Any]) -> float:
-    """The share of the limit from which a run is unstable for certain.
+def _split(vector: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.split(vector, [each.numel() for each in parameters])
+
+
+def _limit(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, float]:
+    """The limit, and the share of it from which a run is unstable for certain.
 
     A scaling that follows the gradient ends the growth beyond the limit: that of Muon at once, because its steps have
     one length, and that of Adam within 1 / (1 - b2) steps, because larger gradients make it smaller (Cohen et al.
     2022). In its first steps Adam's average is short, and follows sooner.
     """
-    if isinstance(optimizer, Muon):
-        return math.inf
-    if isinstance(optimizer, torch.optim.Adam):
-        return 2.0 if float(state["step"]) * (1 - group["betas"][1]) >= 1 else math.inf
-    return 1.2
-
-
-def _split(vector: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-    return torch.split(vector, [each.numel() for each in parameters])
-
-
-def _limit(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
     rate, decay = group["lr"], group["weight_decay"]
-    if isinstance(optimizer, torch.optim.AdamW):
-        return adamw_limit(group["betas"][0], rate, decay)
     if isinstance(optimizer, torch.optim.Adam):
-        return adamw_limit(group["betas"][0], rate, 0.0)
+        decay = decay if isinstance(optimizer, torch.optim.AdamW) else 0.0
+        is_long = float(state.get("step", 0.0)) * (1 - group["betas"][1]) >= 1
+        return adamw_limit(group["betas"][0], rate, decay), 2.0 if is_long else math.inf
     if isinstance(optimizer, Muon):
-        return muon_limit(group["momentum"], rate, decay)
+        return muon_limit(group["momentum"], rate, decay), math.inf
     if isinstance(optimizer, torch.optim.SGD):
-        return sgd_limit(group["momentum"], rate)
+        return sgd_limit(group["momentum"], rate), 1.2
     raise UsageError(
         f"The limit of {type(optimizer).__name__} is not known: a step of it is not a scaled gradient. Sharpness is "
         "measured for adamw, adam, muon and sgd; leave it out of analysis.quantities."
     )
 
 
-def _root(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    state: Mapping[str, Any],
-    parameter: Tensor,
-    limit: float,
-) -> Root:
+def _root(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], state: Mapping[str, Any], limit: float) -> Root:
     """Returns ``(P / limit)^(1/2)``; the optimizer steps by the rate times P times the averaged gradient."""
     if isinstance(optimizer, Muon):
         side, is_left = _muon_root(state["momentum"])

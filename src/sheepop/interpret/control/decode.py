@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import linear_regression
 from typing import ClassVar
 
@@ -16,18 +17,23 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.warping import warped
-from sheepop.interpret.control.coupling import Survival, coincidence, divergence, survival
 from sheepop.interpret.control.finding import Finding, columns
-from sheepop.interpret.control.lyapunov import Exponent, SoftLoop, lyapunov_exponent
-from sheepop.interpret.control.operating_point import OperatingPoint, plain_copy
-from sheepop.interpret.control.repetition import (
+from sheepop.interpret.control.loops import (
     Entropy,
+    Exponent,
     Loop,
     RepeatChances,
+    SoftLoop,
+    Survival,
+    coincidence,
+    divergence,
     entropy_and_slope,
     find_loop,
+    lyapunov_exponent,
     repeat_chances,
+    survival,
 )
+from sheepop.interpret.control.operating_point import OperatingPoint, plain_copy
 from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.model import Transformer
 from sheepop.report.palette import TRAIN, VALIDATION
@@ -36,6 +42,7 @@ from sheepop.tokenizer import Tokenizer
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
 PENALTIES = (1.1, 1.3)
 _WINDOW = 16  # tokens of the soft loop's state
+_TOKENS_SHOWN = 12
 _REPEATS = 4
 _PHRASE = 4  # tokens of a phrase that did not repeat by itself
 _LIKELY, _EVEN = 0.9, 0.5
@@ -95,24 +102,16 @@ class Decode(Finding):
 
     def table(self) -> list[str]:
         """The KL and the survival by token, the chances of a repeat, and the entropies."""
-        count = max(len(self.forced.divergences), len(self.survival.equal))
-        by_token = []
-        for step in range(min(count, 12)):
-            cells = [str(step)]
-            for values in (self.forced.divergences, self.survival.equal, self.survival.divergence):
-                cells.append(f"{values[step]:.3g}" if step < len(values) else "")
-            by_token.append(cells)
-        repeats = [
-            [f"{each.temperature:g}", f"{each.repetition_penalty:g}", f"{each.last:.3f}", f"{each.gain:.3g}"]
-            for each in self.chances
-        ]
-        entropies = [[f"{each.temperature:g}", f"{each.entropy:.3f}", f"{each.slope:.3f}"] for each in self.entropies]
+        series = (self.forced.divergences, self.survival.equal, self.survival.divergence)
+        by_token = list(zip_longest(range(max(map(len, series))), *series, fillvalue=""))[:_TOKENS_SHOWN]
+        repeats = [(each.temperature, each.repetition_penalty, each.last, each.gain) for each in self.chances]
+        entropies = [(each.temperature, each.entropy, each.slope) for each in self.entropies]
         return [
-            *columns(("Token", "KL, same text", "still equal", "KL while equal"), by_token),
+            *columns(("Token", "KL, same text:.3g", "still equal:.3g", "KL while equal:.3g"), by_token),
             "",
-            *columns(("Temperature", "penalty", "next repeat", "gain"), repeats),
+            *columns(("Temperature:g", "penalty:g", "next repeat:.3f", "gain:.3g"), repeats),
             "",
-            *columns(("Temperature", "entropy", "slope"), entropies),
+            *columns(("Temperature:g", "entropy:.3f", "slope:.3f"), entropies),
         ]
 
     def sentences(self) -> list[str]:

@@ -1,4 +1,5 @@
-"""Gains: by how much a network enlarges a small change of its residual stream, block by block and part by part.
+"""Gains: by how much a network enlarges a small change of its residual stream, block by block and part by part, and
+what of them changed between two models.
 
 Shapes: T tokens, D d_model, L layers, V vocab. The stream before block l is h_l, that after the last block h_L.
 """
@@ -13,14 +14,16 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from sheepop.core.facts import counted
-from sheepop.interpret.control.drawing import heat_map, lines_by_layer
-from sheepop.interpret.control.finding import PromptFinding, columns
+from sheepop.core.errors import UsageError
+from sheepop.core.facts import counted, visible_line
+from sheepop.interpret.control.finding import PromptFinding, columns, heat_map, lines_by_layer
+from sheepop.interpret.control.influence import influences
 from sheepop.interpret.control.jacobian import Interval, LinearMap, Spectrum, probed, singular_values, typical_gain
 from sheepop.interpret.control.operating_point import OperatingPoint
 from sheepop.interpret.pictures import Picture, labels_of
 
-_STEPS_OF_PARTS = 12
+_STEPS_OF_PARTS, _STEPS_COMPARED = 12, 16
+_CHANGES_SHOWN = 8
 _NAMED = 3  # blocks that are named in words
 _STRONG = 3.0  # the largest gain of a block, relative to its typical one, from which words name it
 
@@ -101,37 +104,16 @@ class Gains(PromptFinding):
 
     def table(self) -> list[str]:
         """A line for each block: its gains, that from the embeddings, and the largest gain of each part."""
-        head = [
-            "block",
-            "largest",
-            "residual",
-            "smallest",
-            "typical",
-            "95 percent",
-            "relative",
-            "from embedding",
-            "length",
-        ]
-        rows = [
-            [
-                str(layer),
-                f"{found.block.largest:.3f}",
-                f"{found.block.spectrum.largest[0].residual:.0e}",
-                f"{found.block.smallest:.3f}",
-                f"{found.block.typical.value:.3f}",
-                f"{found.block.typical.low:.3f} to {found.block.typical.high:.3f}",
-                f"{self.relative[layer]:.3f}",
-                f"{found.reached.value:.3f}",
-                f"{float(self.lengths[layer + 1]):.3g}",
-            ]
-            for layer, found in enumerate(self.blocks)
-        ]
-        parts = [
-            [str(layer), *(both(found.by_name.get(name)) for name in self.part_names)]
-            for layer, found in enumerate(self.blocks)
-        ]
-        words = "Largest and typical gain of each part:"
-        return [*columns(head, rows), "", words, *columns(["block", *self.part_names], parts)]
+        head = ["block", "largest:.3f", "residual:.0e", "smallest:.3f", "typical:.3f", "95 percent", "relative:.3f"]
+        rows, parts = [], []
+        for layer, (found, length) in enumerate(zip(self.blocks, self.lengths[1:].tolist(), strict=True)):
+            own, typical = found.block, found.block.typical
+            interval = f"{typical.low:.3f} to {typical.high:.3f}"
+            ends = own.largest, own.spectrum.largest[0].residual, own.smallest
+            rows.append([layer, *ends, typical.value, interval, self.relative[layer], found.reached.value, length])
+            parts.append([layer, *(both(found.by_name.get(name)) for name in self.part_names)])
+        table = columns([*head, "from embedding:.3f", "length:.3g"], rows)
+        return [*table, "", "Largest and typical gain of each part:", *columns(["block", *self.part_names], parts)]
 
     def sentences(self) -> list[str]:
         """What stands out."""
@@ -246,3 +228,90 @@ def _in_nats(point: OperatingPoint, probes: int, seed: int) -> Tensor:
 
     squares = sum(each.mean(-1).cpu() for each in probed(pulled, value, probes, seed, "nats"))
     return cast("Tensor", squares / probes).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class GainChanges(PromptFinding):
+    """The gains of the blocks of two models, `first` and `second`, and of all blocks together, which come last.
+
+    `influence` (2, T) are the influences of every token on the last state in both, and `error` (2, T) half their
+    intervals, relative to them.
+    """
+
+    verb: ClassVar[str] = "compare"
+    first: tuple[Gain, ...]
+    second: tuple[Gain, ...]
+    influence: Tensor
+    error: Tensor
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what has gains."""
+        return [*(f"block {layer}" for layer in range(len(self.first) - 1)), "all blocks"]
+
+    def is_clear(self, token: int) -> bool:
+        """Whether the intervals of a token's two influences do not overlap."""
+        before, after = self.influence[:, token].tolist()
+        margins = (self.influence[:, token] * self.error[:, token]).tolist()
+        return abs(after - before) > sum(margins)
+
+    def table(self) -> list[str]:
+        """The gains of both models, and the influences that changed most."""
+        rows = [
+            [name, a.largest, b.largest, a.typical.value, b.typical.value]
+            for name, a, b in zip(self.names, self.first, self.second, strict=True)
+        ]
+        ratio, changed = (self.influence[1] / self.influence[0]).log().abs().nan_to_num(0.0), []
+        for token in ratio.argsort(descending=True)[:_CHANGES_SHOWN].tolist():
+            pairs = zip(self.influence[:, token].tolist(), self.error[:, token].tolist(), strict=True)
+            both_models = (f"{value:.3g} (±{error:.0%})" for value, error in pairs)
+            clear = "yes" if self.is_clear(token) else "no"
+            changed.append([visible_line(self.tokens[token]), token, *both_models, clear])
+        table = columns(["gain", "largest:.3f", "then:.3f", "typical:.3f", "then:.3f"], rows)
+        head = ["token", "position", "first", "second", "beyond the error"]
+        return [*table, "", "Influence on the last state:", *columns(head, changed)]
+
+    def sentences(self) -> list[str]:
+        """The gain and the number of influences that changed."""
+        pairs = list(zip(self.names, self.first, self.second, strict=True))
+        name, a, b = max(pairs[:-1], key=lambda pair: abs(pair[2].largest - pair[1].largest) / pair[1].largest)
+        clear = sum(self.is_clear(token) for token in range(len(self.tokens)))
+        return [
+            f"The largest gain that changed most is that of {name}, from {a.largest:.4g} to {b.largest:.4g} "
+            f"({b.largest / a.largest - 1:+.1%}).",
+            f"The influence of {clear} of {counted(len(self.tokens), 'token')} on the last state changed by more than "
+            "the error of the estimates.",
+        ]
+
+    def pictures(self) -> Iterator[Picture]:
+        """The gains of the blocks of both models."""
+        lines = {
+            f"{kind}, {name} model": [gain.largest if kind == "Largest" else gain.typical.value for gain in gains[:-1]]
+            for kind in ("Largest", "Typical")
+            for name, gains in (("first", self.first), ("second", self.second))
+        }
+        yield lines_by_layer("compare", "Gain of each block", lines, "Gain")
+
+
+def compare_points(first: OperatingPoint, second: OperatingPoint, *, probes: int = 8, seed: int = 0) -> GainChanges:
+    """Compares two models at the same prompt, with the same random directions.
+
+    Raises `UsageError` if they read other tokens, or do not have as many blocks of the same width.
+    """
+    if first.trace.token_ids != second.trace.token_ids:
+        raise UsageError("The two models split the prompt into other tokens. Compare models with the same tokenizer.")
+    if first.states.shape != second.states.shape:
+        shapes = [f"{point.num_layers} blocks of width {point.model.config.d_model}" for point in (first, second)]
+        raise UsageError(f"The first model has {shapes[0]}, the second {shapes[1]}. Compare models of one shape.")
+    ends = [(layer, layer + 1) for layer in range(first.num_layers)] + [(0, first.num_layers)]
+    gains = [
+        tuple(gain_of("gain", point.between(*pair), _STEPS_COMPARED, probes, seed) for pair in ends)
+        for point in (first, second)
+    ]
+    last = [first.num_tokens - 1]
+    reached = [influences(point.between(0, first.num_layers), probes, seed, last) for point in (first, second)]
+    values, errors = (torch.cat(list(each)) for each in zip(*reached, strict=True))
+    notes = [note for note in first.notes if note in second.notes]
+    for name, own, others in (("first", first.notes, second.notes), ("second", second.notes, first.notes)):
+        notes += [f"The {name} model: {note}" for note in own if note not in others]
+    return GainChanges(tuple(notes), first.tokens, gains[0], gains[1], values, errors)

@@ -22,8 +22,7 @@ from torch import Tensor
 from sheepop.core.facts import counted, visible_line
 from sheepop.generate import GenerationConfig
 from sheepop.generate.sampler import Row, Sampler
-from sheepop.interpret.control.drawing import lines_by_layer
-from sheepop.interpret.control.finding import PromptFinding, columns
+from sheepop.interpret.control.finding import PromptFinding, columns, lines_by_layer
 from sheepop.interpret.control.gains import Gain, both, gain_of
 from sheepop.interpret.control.jacobian import Jacobian, signs
 from sheepop.interpret.control.operating_point import OperatingPoint
@@ -98,16 +97,17 @@ class StateSpace(PromptFinding):
         """The dimensions, the gains of each block's system, and the tokens that can be reached."""
         sizes = [f"  {name}: {size:,}" for name, size in self.dimensions.items()]
         names = list(self.blocks[0].parts())
-        rows = [[str(layer), *map(both, own.parts().values())] for layer, own in enumerate(self.blocks)]
+        rows = [[layer, *map(both, own.parts().values())] for layer, own in enumerate(self.blocks)]
+        head = ["token", "probability:.2%", "least (linear):.3g", "found (real):.3g", "of its length:.1%"]
         reached = [
-            [
-                visible_line(reach.text),
-                f"{reach.probability:.2%}",
-                f"{reach.linear:.3g}",
-                "not found" if reach.real is None else f"{reach.real:.3g}",
-                f"{reach.linear / self.length:.1%}",
-            ]
-            for reach in self.reaches
+            (
+                visible_line(each.text),
+                each.probability,
+                each.linear,
+                each.real or "not found",
+                each.linear / self.length,
+            )
+            for each in self.reaches
         ]
         return [
             "Dimensions:",
@@ -118,7 +118,7 @@ class StateSpace(PromptFinding):
             "",
             f"Changes of the embedding of token {self.position} that make another token likelier than "
             f"{visible_line(self.likeliest)!r}:",
-            *columns(["token", "probability", "least (linear)", "found (real)", "of its length"], reached),
+            *columns(head, reached),
         ]
 
     def sentences(self) -> list[str]:
@@ -213,9 +213,7 @@ def _dimensions(point: OperatingPoint) -> dict[str, int]:
         "numbers in a vector of the stream": config.d_model,
         "numbers in the stream between two blocks": point.num_tokens * config.d_model,
         "blocks": point.num_layers,
-        "numbers in the cache for each token": sum(
-            heads.kv_heads * (heads.key_width + heads.value_width) for heads in cached
-        ),
+        "numbers in the cache for each token": sum(of.kv_heads * (of.key_width + of.value_width) for of in cached),
         "outputs (tokens of the vocabulary)": config.vocabulary,
         "parameters": num_parameters(config),
     }

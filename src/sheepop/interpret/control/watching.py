@@ -32,8 +32,11 @@ ITERATIONS = 8
 PIECES = 8
 """Pieces of a batch whose gradients are compared."""
 _LARGEST_SHARE = 0.03  # of a run that an analysis may cost, unless its interval is given
+# The response of the loss to the rate is that along the steps of a twentieth of the run. The rows of a measurement are
+# those of one of these steps, which must be few beside the others.
+_PATHS, _FEWEST_STEPS = 20, 10
 # Passes through the network for one row: forward 1, backward 2; a second derivative goes back through both.
-_STEP, _PRODUCT, _TURN = 3, 6, 12
+_STEP, _PRODUCT, _TURN = 3, 6, 15
 # Passes in separate operations take longer than those of a step.
 _EAGER = 1.5
 
@@ -63,7 +66,7 @@ def measuring_interval(config: AnalysisConfig, batch_rows: int, micro_rows: int)
 class TrainingAnalysis:
     """A callback of the loop; see `sheepop.train.loop.Observe`. `batch_rows` are those of a whole step.
 
-    New advice is given to `warn` once. `seed` is that of the run.
+    New advice is given to `warn` once. `steps` are those of the run, and `seed` is its seed.
     """
 
     placement: Placement
@@ -71,18 +74,29 @@ class TrainingAnalysis:
     config: AnalysisConfig
     interval: int
     batch_rows: int
+    steps: int
     seed: int
     warn: Callable[[str], None]
     _rows: list[Mapping[str, Any]] = field(default_factory=list, init=False)
     _said: set[str] = field(default_factory=set, init=False)
+    _path: tuple[int, Mapping[str, Tensor]] | None = field(
+        default=None, init=False
+    )  # its end, the weights at its begin
 
     def __call__(self, step: int, prepared: PreparedStep) -> Callable[[], Mapping[str, Any]] | None:
-        """Keeps the weights before a step that is to be measured."""
+        """Keeps the weights before a step that is to be measured, and those at the beginning of a path."""
+        length = self.steps // _PATHS
+        between = self.interval * math.ceil(max(1, length) / self.interval)
+        if "sharpness" in self.config.quantities and length >= _FEWEST_STEPS and (step + length) % between == 0:
+            self._path = step + length, self._weights()
         if (step + 1) % self.interval:
             return None
-        trained = self.placement.model.named_parameters()
-        before = {name: weight.detach().clone() for name, weight in trained if weight.requires_grad}
+        before = self._weights()
         return lambda: self._measured(step + 1, prepared, before)
+
+    def _weights(self) -> dict[str, Tensor]:
+        trained = self.placement.model.named_parameters()
+        return {name: weight.detach().clone() for name, weight in trained if weight.requires_grad}
 
     def _measured(self, step: int, prepared: PreparedStep, before: Mapping[str, Tensor]) -> dict[str, Any]:
         model, device = self.placement.model, self.placement.device
@@ -90,7 +104,7 @@ class TrainingAnalysis:
         rows = rows_measured(self.config, self.batch_rows, len(batches[0].labels))
         batch = rows_of(batches[0], slice(0, rows))
         weights = dict(model.named_parameters())
-        update = {name: weights[name].detach() - weight for name, weight in before.items()}
+        update = _way(before, weights)
         rate = max(_rates(self.optimizers))
         row: dict[str, Any] = {"learning_rate": rate, "batch_rows": sum(len(each.labels) for each in batches)}
         with self.placement.evaluating():
@@ -98,6 +112,10 @@ class TrainingAnalysis:
                 generator = torch_generator(self.seed, "sharpness", step)
                 row |= self._sharpness(model, batch, generator)
                 row["turning_factor"] = turning_factor(loss_along(model, before, update, batch))
+                if self._path is not None and self._path[0] == step:
+                    loss_at = loss_along(model, self._path[1], _way(self._path[1], weights), batch)
+                    self._path = None
+                    row["loss_behind"], row["loss_ahead"] = (loss_at(place) - loss_at(1.0) for place in (0.5, 1.5))
             if "noise" in self.config.quantities:
                 sample = noise_sample(model, batches)
                 if sample is not None:
@@ -109,19 +127,20 @@ class TrainingAnalysis:
 
     def _sharpness(self, model: Transformer, batch: TensorBatch, generator: torch.Generator) -> dict[str, Any]:
         found = measure_sharpness(model, self.optimizers, batch, generator, iterations=ITERATIONS)
-        layer, share = next(iter(found.layers.items()))
-        matrix, of_matrix = next(iter(found.places.items()))
-        return {
+        (layer, share), (matrix, of_matrix) = (next(iter(each.items())) for each in (found.layers, found.places))
+        certain = found.certain if found.certain < math.inf else None
+        row: dict[str, Any] = {
             "sharpness": found.value,
             "sharpness_limit": found.limit,
-            "sharpness_share": found.share,
             "sharpness_residual": found.residual,
-            "sharpness_certain": found.certain if found.certain < math.inf else None,
+        }
+        row |= {
+            "sharpness_share": found.share,
+            "sharpness_certain": certain,
             "sharpest": layer,
             "sharpest_share": share,
-            "sharpest_at": matrix,
-            "sharpest_at_share": of_matrix,
         }
+        return {**row, "sharpest_at": matrix, "sharpest_at_share": of_matrix}
 
     def _advise(self, row: Mapping[str, Any]) -> None:
         self._rows.append(row)
@@ -129,6 +148,10 @@ class TrainingAnalysis:
             if advice.cause not in self._said:
                 self._said.add(advice.cause)
                 self.warn(f"Step {row['step']:,}: {advice.words}")
+
+
+def _way(begin: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: end[name].detach() - weight for name, weight in begin.items()}
 
 
 def tables_of(model: Transformer) -> list[str]:

@@ -64,4 +64,5 @@ def build_analysis(
         f"Analysis of {', '.join(analysis.quantities)} every {counted(interval, 'step')}, at the cost of about "
         f"{cost:.1f} steps, {cost / interval:.1%} of the run."
     )
-    return TrainingAnalysis(placement, optimizers, analysis, interval, rows, config.seed, console.warn)
+    steps = training.resolved().total_steps
+    return TrainingAnalysis(placement, optimizers, analysis, interval, rows, steps, config.seed, console.warn)
