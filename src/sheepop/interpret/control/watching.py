@@ -79,9 +79,8 @@ class TrainingAnalysis:
     warn: Callable[[str], None]
     _rows: list[Mapping[str, Any]] = field(default_factory=list, init=False)
     _said: set[str] = field(default_factory=set, init=False)
-    _path: tuple[int, Mapping[str, Tensor]] | None = field(
-        default=None, init=False
-    )  # its end, the weights at its begin
+    # The step at which a path ends, and the weights at its beginning.
+    _path: tuple[int, Mapping[str, Tensor]] | None = field(default=None, init=False)
 
     def __call__(self, step: int, prepared: PreparedStep) -> Callable[[], Mapping[str, Any]] | None:
         """Keeps the weights before a step that is to be measured, and those at the beginning of a path."""
@@ -128,19 +127,17 @@ class TrainingAnalysis:
     def _sharpness(self, model: Transformer, batch: TensorBatch, generator: torch.Generator) -> dict[str, Any]:
         found = measure_sharpness(model, self.optimizers, batch, generator, iterations=ITERATIONS)
         (layer, share), (matrix, of_matrix) = (next(iter(each.items())) for each in (found.layers, found.places))
-        certain = found.certain if found.certain < math.inf else None
-        row: dict[str, Any] = {
+        return {
             "sharpness": found.value,
             "sharpness_limit": found.limit,
             "sharpness_residual": found.residual,
-        }
-        row |= {
             "sharpness_share": found.share,
-            "sharpness_certain": certain,
+            "sharpness_certain": found.certain if found.certain < math.inf else None,
             "sharpest": layer,
             "sharpest_share": share,
+            "sharpest_at": matrix,
+            "sharpest_at_share": of_matrix,
         }
-        return {**row, "sharpest_at": matrix, "sharpest_at_share": of_matrix}
 
     def _advise(self, row: Mapping[str, Any]) -> None:
         self._rows.append(row)
