@@ -27,7 +27,8 @@ constexpr int kLowBits = 15;
 constexpr int64_t kInputs = 64;      // rows of x whose sums stay in the cache
 constexpr int kVectors = kRows / kLanes;      // that hold the same columns of all rows of a tile
 constexpr int kParts = kLanes == 16 ? 8 : 4;  // of inputs, whose sums stay in registers
-constexpr int kTiles = kLanes == 16 ? 2 : 1;  // that meet so many inputs at a time
+constexpr int kTiles = kLanes == 16 ? 2 : 1;  // that meet many inputs at a time
+constexpr int64_t kMany = 32;                 // rows of x
 #ifdef __AMX_INT8__
 constexpr bool kHasTiles = true;
 #else
@@ -305,7 +306,7 @@ struct WholeRows {
   void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end,
            Floats (*totals)[vectors]) const {
     // Many inputs meet the weights of a panel, which are unpacked before; few meet them while others come from memory.
-    (count < kParts ? add_steps<kColumns, vectors> : add_steps<kPanel, vectors>)(*this, inputs, first, count, begin, end,
+    (count < kMany ? add_steps<kColumns, vectors> : add_steps<kPanel, vectors>)(*this, inputs, first, count, begin, end,
                                                                                  totals);
   }
 
@@ -423,7 +424,7 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
   }
 #endif
   int64_t n = begin;
-  for (; M >= kParts && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
+  for (; M >= kMany && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
     multiply_rows<Tile, kTiles>(linear, inputs, y, M, n, end);
   for (; n < end; n += kRows) multiply_rows<Tile, 1>(linear, inputs, y, M, n, end);
 }
