@@ -66,7 +66,6 @@ inline void add_products(const Pairs (*weights)[vectors], const int16_t* x, int6
   Lanes found[parts][vectors], other[parts][vectors] = {};  // so that few additions wait for the sum before
   for (int part = 0; part < parts; part++)
     for (int v = 0; v < vectors; v++) found[part][v] = sums[part][v];
-#pragma GCC unroll 1
   for (int64_t column = 0; column < width; column += kColumns, x += stride, weights += kPairs)
 #pragma GCC unroll 1
     for (int pair = 0; pair < kPairs; pair += 2)
@@ -314,7 +313,9 @@ struct WholeRows {
   static void add_steps(const WholeRows& rows, const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin,
                         int64_t end, Floats (*totals)[vectors]) {
     Lanes sums[kInputs][vectors];
-    for (int64_t i = 0; i < count; i++) std::fill_n(sums[i], vectors, Lanes{});
+    const int64_t stride = step == kColumns ? 0 : inputs.stride(first);
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) sums[i][v] = Lanes{};
     for (int64_t k = begin; k < end; k += step) {
       Pairs weights[step / 2][vectors];
       const int64_t width = step == kColumns ? step : std::min(step, end - k);
@@ -324,7 +325,7 @@ struct WholeRows {
         Bytes::unpack<vectors>(at, rows.tile, weights + column / 2);
       }
       by_size<kParts>(count, [&]<int size>(int64_t i) {
-        add_products<size, vectors>(weights, inputs.parts(k, first + i), inputs.stride(first), width, sums + i);
+        add_products<size, vectors>(weights, inputs.parts(k, first + i), stride, width, sums + i);
       });
     }
     for (int64_t i = 0; i < count; i++)
@@ -400,7 +401,8 @@ void multiply_rows(const Linear& linear, const Inputs<Tile::kPlanes>& inputs, fl
   for (int64_t first = 0; first < M; first += kInputs) {
     const int64_t count = std::min(kInputs, M - first);
     Floats totals[kInputs][vectors];
-    for (int64_t i = 0; i < count; i++) std::fill_n(totals[i], vectors, Floats{});
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) totals[i][v] = Floats{};
     for (int64_t k = 0; k < linear.K; k += Tile::kPanel)
       tile.template add<vectors>(inputs, first, count, k, std::min(linear.K - k, Tile::kPanel) + k, totals);
     for (int64_t i = 0; i < count; i++)
