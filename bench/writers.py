@@ -190,7 +190,7 @@ PRECISIONS = {
     "transformers": ("fp32", "bf16"),
     "ctranslate2": ("fp32", "int8"),
     "llama.cpp": ("fp32", "bf16", "int8", "int4"),
-    "openvino-genai": ("fp32", "int8", "int4"),
+    "openvino-genai": ("int8", "int4"),  # it refuses GGUF files in float32 and bfloat16
 }
 
 

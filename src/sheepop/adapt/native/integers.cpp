@@ -27,6 +27,8 @@ constexpr int kLowBits = 15;
 constexpr int64_t kInputs = 64;      // rows of x whose sums stay in the cache
 constexpr int kVectors = kRows / kLanes;      // that hold the same columns of all rows of a tile
 constexpr int kParts = kLanes == 16 ? 8 : 4;  // of inputs, whose sums stay in registers
+constexpr int kTiles = kLanes == 16 ? 2 : 1;  // that meet many inputs at a time
+constexpr int64_t kMany = 32;                 // rows of x
 #ifdef __AMX_INT8__
 constexpr bool kHasTiles = true;
 #else
@@ -55,25 +57,29 @@ inline Lanes add_pairs(Lanes total, Pairs a, Lanes b) {
 #endif
 }
 
-// Adds to `sums` the products of 16 columns of a tile with parts of inputs, which lie one after another. The loop stays
-// a loop, because compilers that see all of its sums change their order and run out of registers.
-template <int parts>
-inline void add_products(const Pairs (*weights)[kVectors], const int16_t* x, Lanes (*sums)[kVectors]) {
-  Lanes found[parts][kVectors], other[parts][kVectors] = {};  // so that few additions wait for the sum before
+// Adds to `sums` the products of `width` columns with parts of inputs, which lie one after another; those of the next 16
+// columns are `stride` further. The loops stay loops, because compilers that see all of their sums change the order and
+// run out of registers.
+template <int parts, int vectors>
+inline void add_products(const Pairs (*weights)[vectors], const int16_t* x, int64_t stride, int64_t width,
+                         Lanes (*sums)[vectors]) {
+  Lanes found[parts][vectors], other[parts][vectors] = {};  // so that few additions wait for the sum before
   for (int part = 0; part < parts; part++)
-    for (int v = 0; v < kVectors; v++) found[part][v] = sums[part][v];
+    for (int v = 0; v < vectors; v++) found[part][v] = sums[part][v];
+  for (int64_t column = 0; column < width; column += kColumns, x += stride, weights += kPairs)
 #pragma GCC unroll 1
-  for (int pair = 0; pair < kPairs; pair += 2)
-    for (int part = 0; part < parts; part++) {
-      const Lanes one = spread_pair(x + part * kColumns + 2 * pair), next = spread_pair(x + part * kColumns + 2 * pair + 2);
-      for (int v = 0; v < kVectors; v++) {
-        found[part][v] = add_pairs(found[part][v], weights[pair][v], one);
-        Lanes& sum = (parts * kVectors < 4 ? other : found)[part][v];
-        sum = add_pairs(sum, weights[pair + 1][v], next);
+    for (int pair = 0; pair < kPairs; pair += 2)
+      for (int part = 0; part < parts; part++) {
+        const Lanes one = spread_pair(x + part * kColumns + 2 * pair);
+        const Lanes next = spread_pair(x + part * kColumns + 2 * pair + 2);
+        for (int v = 0; v < vectors; v++) {
+          found[part][v] = add_pairs(found[part][v], weights[pair][v], one);
+          Lanes& sum = (parts * vectors < 4 ? other : found)[part][v];
+          sum = add_pairs(sum, weights[pair + 1][v], next);
+        }
       }
-    }
   for (int part = 0; part < parts; part++)
-    for (int v = 0; v < kVectors; v++) sums[part][v] = found[part][v] + other[part][v];
+    for (int v = 0; v < vectors; v++) sums[part][v] = found[part][v] + other[part][v];
 }
 
 // Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
@@ -83,22 +89,21 @@ inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
   if constexpr (most > 1) by_size<most / 2>(count, work, first);
 }
 
-template <class V>
-inline void clear(V (*values)[kVectors], int64_t count) {
-  for (int64_t i = 0; i < count; i++)
-    for (int v = 0; v < kVectors; v++) values[i][v] = V{};
-}
-
 inline Floats floats(Lanes values) { return __builtin_convertvector(values, Floats); }
 
-// Kinds of codes: `unpack` makes pairs of short numbers of 16 bytes of all rows of a tile, from `at` on. Of four
-// neighbours c the pairs are (c[0], c[2]) and (c[1], c[3]), which need no more than shifts.
+// Kinds of codes: `unpack` makes pairs of short numbers of 16 bytes of all rows of some tiles, from `at` on. Of four
+// neighbours c the pairs are (c[0], c[2]) and (c[1], c[3]), which need no more than shifts. A tile has `tile` bytes.
+inline const char* vector_at(const char* at, int64_t tile, int v) {
+  return at + v / kVectors * tile + v % kVectors * sizeof(Pairs);
+}
+
 struct Bytes {
   static constexpr int kCodes = 16;
-  static void unpack(const char* at, Pairs (*to)[kVectors]) {
+  template <int vectors>
+  static void unpack(const char* at, int64_t tile, Pairs (*to)[vectors]) {
     for (int i = 0; i < kBytes / 4; i++)
-      for (int v = 0; v < kVectors; v++) {
-        const Pairs pairs = load<Pairs>(at + i * kUnit + v * sizeof(Pairs));
+      for (int v = 0; v < vectors; v++) {
+        const Pairs pairs = load<Pairs>(vector_at(at + i * kUnit, tile, v));
         to[2 * i][v] = (pairs << 8) >> 8, to[2 * i + 1][v] = pairs >> 8;
       }
   }
@@ -112,18 +117,24 @@ struct Nibbles {
     const Pairs found = reinterpret_cast<Pairs>((part >> shift) & 0x000f000f);
     return is_signed ? (found ^ 8) - 8 : found;
   }
-  static void unpack(const char* at, Pairs (*to)[kVectors]) {
+  template <int vectors>
+  static void unpack(const char* at, int64_t tile, Pairs (*to)[vectors]) {
     for (int i = 0; i < kBytes / 4; i++)
-      for (int v = 0; v < kVectors; v++) {
-        const Lanes part = load<Lanes>(at + i * kUnit + v * sizeof(Lanes));
+      for (int v = 0; v < vectors; v++) {
+        const Lanes part = load<Lanes>(vector_at(at + i * kUnit, tile, v));
         to[2 * i][v] = code(part, 0), to[2 * i + 1][v] = code(part, 8);
         to[kPairs + 2 * i][v] = code(part, 4), to[kPairs + 2 * i + 1][v] = code(part, 12);
       }
   }
 };
 
-// The place of a column's input among its 16, in the order of the pairs.
-constexpr int place(int column) { return (column & ~3) | (column & 1) << 1 | (column >> 1 & 1); }
+typedef uint64_t Fours __attribute__((vector_size(2 * kColumns)));  // of short numbers
+
+// The inputs of 16 columns in the order of the pairs: of each four, those in the middle change places.
+inline Fours in_pairs(const int16_t* x) {
+  const Fours fours = load<Fours>(x);
+  return (fours & 0xffff00000000ffff) | (fours >> 16 & 0xffff0000) | (fours & 0xffff0000) << 16;
+}
 
 // Rows of x as integers of `planes` short parts: of 16 columns the upper parts of each row, then the lower parts.
 template <int planes>
@@ -139,6 +150,8 @@ class Inputs {
   float scale(int64_t m) const { return scales_[m]; }
   float sum(int64_t column, int64_t m) const { return sums_[place_of(column, m)]; }  // of 16 integers
   const int16_t* parts(int64_t column, int64_t m) const { return parts_ + place_of(column, m) * planes * kColumns; }
+  // From those of 16 columns to those of the next ones.
+  int64_t stride(int64_t m) const { return std::min(kInputs, M_ - m / kInputs * kInputs) * planes * kColumns; }
 
   // A row with a number that is not finite becomes 0 with the scale NaN, so that all of its products are NaN.
   void round(const float* x, int64_t m) {
@@ -197,14 +210,18 @@ class Inputs {
 
   void split(const int32_t* integers, int64_t number) {
     int16_t* to = parts_ + number * planes * kColumns;
-    int64_t total = 0;
+    int16_t high[kColumns], low[kColumns];
     for (int i = 0; i < kColumns; i++) {
-      const int32_t high = planes == 1 ? integers[i] : (integers[i] + (1 << (kLowBits - 1))) >> kLowBits;
-      to[place(i)] = static_cast<int16_t>(high);
-      if (planes == 2) to[kColumns + place(i)] = static_cast<int16_t>(integers[i] - (high << kLowBits));
-      total += integers[i];
+      const int32_t upper = planes == 1 ? integers[i] : (integers[i] + (1 << (kLowBits - 1))) >> kLowBits;
+      high[i] = static_cast<int16_t>(upper), low[i] = static_cast<int16_t>(integers[i] - (upper << kLowBits));
     }
-    sums_[number] = static_cast<float>(total);
+    store(to, in_pairs(high));
+    if constexpr (planes == 2) {
+      store(to + kColumns, in_pairs(low));
+      int64_t total = 0;
+      for (int i = 0; i < kColumns; i++) total += integers[i];
+      sums_[number] = static_cast<float>(total);
+    }
   }
 };
 
@@ -224,39 +241,43 @@ struct Groups {
   static constexpr int64_t kPanel = std::numeric_limits<int64_t>::max() / 2;  // all columns at a time
   const char* codes;
   const Scale *scales, *offsets;
+  int64_t K, tile;  // bytes of codes of a tile
 
   Groups(const Linear& linear, int64_t n)
       : codes(static_cast<const char*>(linear.weights) + n * linear.K * kBytes / Codes::kCodes),
         scales(static_cast<const Scale*>(linear.scales) + n * (linear.K / group)),
-        offsets(static_cast<const Scale*>(linear.offsets) + (has_offset ? n * (linear.K / group) : 0)) {}
+        offsets(static_cast<const Scale*>(linear.offsets) + (has_offset ? n * (linear.K / group) : 0)),
+        K(linear.K),
+        tile(kRows * K * kBytes / Codes::kCodes) {}
 
-  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t, int64_t end, Floats (*totals)[kVectors]) const {
+  template <int vectors>
+  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t, int64_t end, Floats (*totals)[vectors]) const {
     for (int64_t k = 0; k < end; k += kStep) {
-      Pairs weights[kStep / 2][kVectors];
+      Pairs weights[kStep / 2][vectors];
       const char* at = codes + k * kUnit * kBytes / (4 * Codes::kCodes);
-      fetch_after(at, kReads * kBytes * kRows);
-      for (int i = 0; i < kReads; i++) Codes::unpack(at + i * kUnit * kBytes / 4, weights + i * Codes::kCodes / 2);
+      for (int v = 0; v < vectors; v += kVectors) fetch_after(vector_at(at, tile, v), kReads * kBytes * kRows);
+      for (int i = 0; i < kReads; i++)
+        Codes::template unpack<vectors>(at + i * kUnit * kBytes / 4, tile, weights + i * Codes::kCodes / 2);
       for (int g = 0; g < kStep / group; g++) {
         const int64_t column = k + g * group;
         by_size<kParts / kPlanes>(count, [&]<int size>(int64_t i) {
-          add_group<size>(weights + g * group / 2, inputs, column, first + i, totals + i);
+          add_group<size, vectors>(weights + g * group / 2, inputs, column, first + i, totals + i);
         });
       }
     }
   }
 
   // Adds the products of a group with `size` inputs from m on.
-  template <int size>
-  void add_group(const Pairs (*weights)[kVectors], const Inputs<2>& inputs, int64_t column, int64_t m,
-                 Floats (*totals)[kVectors]) const {
-    Lanes found[2 * size][kVectors] = {};
-    for (int part = 0; part < group / kColumns; part++)
-      add_products<2 * size>(weights + part * kPairs, inputs.parts(column + part * kColumns, m), found);
+  template <int size, int vectors>
+  void add_group(const Pairs (*weights)[vectors], const Inputs<2>& inputs, int64_t column, int64_t m,
+                 Floats (*totals)[vectors]) const {
+    Lanes found[2 * size][vectors] = {};
+    add_products<2 * size, vectors>(weights, inputs.parts(column, m), inputs.stride(m), group, found);
     for (int i = 0; i < size; i++) {
       float sums = 0;
       for (int part = 0; has_offset && part < group / kColumns; part++) sums += inputs.sum(column + part * kColumns, m + i);
-      for (int v = 0; v < kVectors; v++) {
-        const int64_t place = column / group * kRows + v * kLanes;
+      for (int v = 0; v < vectors; v++) {
+        const int64_t place = v / kVectors * kRows * (K / group) + column / group * kRows + v % kVectors * kLanes;
         const Floats scale = read(scales + place);
         const Floats products =
             multiply_add(floats(found[2 * i + 1][v]), floats(found[2 * i][v]), spread<Floats>(1 << kLowBits));
@@ -275,23 +296,40 @@ struct WholeRows {
   static constexpr int kPlanes = 1;
   static constexpr int64_t kPanel = 256;  // products of 8 and 16 bits whose sum cannot overflow
   const char* codes;
+  int64_t tile;
 
-  WholeRows(const Linear& linear, int64_t n) : codes(static_cast<const char*>(linear.weights) + n * linear.K) {}
+  WholeRows(const Linear& linear, int64_t n)
+      : codes(static_cast<const char*>(linear.weights) + n * linear.K), tile(kRows * linear.K) {}
 
+  template <int vectors>
   void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end,
-           Floats (*totals)[kVectors]) const {
-    Lanes sums[kInputs][kVectors];
-    clear(sums, count);
-    for (int64_t k = begin; k < end; k += kColumns) {
-      Pairs weights[kPairs][kVectors];
-      fetch_after(codes + k * kRows, kBytes * kRows);
-      Bytes::unpack(codes + k * kRows, weights);
+           Floats (*totals)[vectors]) const {
+    // Many inputs meet the weights of a panel, which are unpacked before; few meet them while others come from memory.
+    (count < kMany ? add_steps<kColumns, vectors> : add_steps<kPanel, vectors>)(*this, inputs, first, count, begin, end,
+                                                                                 totals);
+  }
+
+  template <int64_t step, int vectors>
+  static void add_steps(const WholeRows& rows, const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin,
+                        int64_t end, Floats (*totals)[vectors]) {
+    Lanes sums[kInputs][vectors];
+    const int64_t stride = step == kColumns ? 0 : inputs.stride(first);
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) sums[i][v] = Lanes{};
+    for (int64_t k = begin; k < end; k += step) {
+      Pairs weights[step / 2][vectors];
+      const int64_t width = step == kColumns ? step : std::min(step, end - k);
+      for (int64_t column = 0; column < width; column += kColumns) {
+        const char* at = rows.codes + (k + column) * kRows;
+        for (int v = 0; v < vectors; v += kVectors) fetch_after(vector_at(at, rows.tile, v), kBytes * kRows);
+        Bytes::unpack<vectors>(at, rows.tile, weights + column / 2);
+      }
       by_size<kParts>(count, [&]<int size>(int64_t i) {
-        add_products<size>(weights, inputs.parts(k, first + i), sums + i);
+        add_products<size, vectors>(weights, inputs.parts(k, first + i), stride, width, sums + i);
       });
     }
     for (int64_t i = 0; i < count; i++)
-      for (int v = 0; v < kVectors; v++) totals[i][v] += floats(sums[i][v]);
+      for (int v = 0; v < vectors; v++) totals[i][v] += floats(sums[i][v]);
   }
 
   static Floats finished(Floats total, const Linear& linear, int64_t n, int64_t rows) {
@@ -299,6 +337,7 @@ struct WholeRows {
   }
 
   static Floats some(const float* from, int64_t count) {
+    if (count == kLanes) return load<Floats>(from);  // copies of unknown lengths are slow
     Floats found = {};
     std::memcpy(&found, from, count * sizeof(float));
     return found;
@@ -354,6 +393,29 @@ void multiply_in_tiles(const Linear& linear, const Inputs<1>& inputs, float* y, 
 
 #endif
 
+// The rows of `tiles` tiles from n on, up to `end`, times all inputs.
+template <class Tile, int tiles>
+void multiply_rows(const Linear& linear, const Inputs<Tile::kPlanes>& inputs, float* y, int64_t M, int64_t n, int64_t end) {
+  constexpr int vectors = tiles * kVectors;
+  const Tile tile(linear, n);
+  for (int64_t first = 0; first < M; first += kInputs) {
+    const int64_t count = std::min(kInputs, M - first);
+    Floats totals[kInputs][vectors];
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) totals[i][v] = Floats{};
+    for (int64_t k = 0; k < linear.K; k += Tile::kPanel)
+      tile.template add<vectors>(inputs, first, count, k, std::min(linear.K - k, Tile::kPanel) + k, totals);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t v = 0, r = n; r < end && v < vectors; v++, r += kLanes) {
+        const int64_t rows = std::min<int64_t>(kLanes, end - r);
+        Floats found = Tile::finished(totals[i][v], linear, r, rows) * inputs.scale(first + i);
+        if (linear.bias) found += WholeRows::some(linear.bias + r, rows);
+        float* to = y + (first + i) * linear.N + r;
+        rows == kLanes ? store(to, found) : static_cast<void>(std::memcpy(to, &found, rows * sizeof(float)));
+      }
+  }
+}
+
 // Rows `begin` to `end` of W times all inputs; `begin` is that of a tile.
 template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
@@ -363,23 +425,10 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
     if (inputs.is_in_bytes()) return multiply_in_tiles(linear, inputs, y, M, begin, end);
   }
 #endif
-  for (int64_t n = begin; n < end; n += kRows) {
-    const Tile tile(linear, n);
-    for (int64_t first = 0; first < M; first += kInputs) {
-      const int64_t count = std::min(kInputs, M - first);
-      Floats totals[kInputs][kVectors];
-      clear(totals, count);
-      for (int64_t k = 0; k < linear.K; k += Tile::kPanel)
-        tile.add(inputs, first, count, k, std::min(linear.K - k, Tile::kPanel) + k, totals);
-      for (int64_t i = 0; i < count; i++)
-        for (int64_t v = 0, r = n; r < end && v < kVectors; v++, r += kLanes) {
-          const int64_t rows = std::min<int64_t>(kLanes, end - r);
-          Floats found = Tile::finished(totals[i][v], linear, r, rows) * inputs.scale(first + i);
-          if (linear.bias) found += WholeRows::some(linear.bias + r, rows);
-          std::memcpy(y + (first + i) * linear.N + r, &found, rows * sizeof(float));
-        }
-    }
-  }
+  int64_t n = begin;
+  for (; M >= kMany && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
+    multiply_rows<Tile, kTiles>(linear, inputs, y, M, n, end);
+  for (; n < end; n += kRows) multiply_rows<Tile, 1>(linear, inputs, y, M, n, end);
 }
 
 template <template <bool> class Tile>

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -37,8 +38,9 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kRounding = 64 * FLT_EPSILON;
 constexpr int kShift = 16;  // keys whose upper 16 bits are equal share a bucket
-constexpr int64_t kBlock = 64;
-constexpr float kNear = 4;  // a gap that few tokens of a text have, and most of the probability
+constexpr int64_t kBlock = 64;  // tokens, a multiple of the vectors
+constexpr float kNear = 4.001f;  // a gap that few tokens of a text have, and most of the probability
+constexpr float kNearMass = 0.0183156f;  // e^-4
 
 struct End {
   float key;
@@ -60,110 +62,81 @@ struct Memory {
   std::vector<int64_t> ids, hidden_ids;
 };
 
+// The `kLanes` numbers of x (count,) from i on; `fill` stands for those behind the last one.
+inline Floats some(const float* x, int64_t i, int64_t count, float fill) {
+  if (i + kLanes <= count) return load<Floats>(x + i);
+  Floats found = spread<Floats>(fill);
+  if (i < count) std::memcpy(&found, x + i, (count - i) * sizeof(float));
+  return found;
+}
+
 // The largest of `count` numbers that are not NaN, or -infinity; `is_finite` becomes false if one is infinite or NaN.
 float largest(const float* x, int64_t count, bool& is_finite) {
   Floats found = spread<Floats>(-kInfinity), spoiled = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats part = load<Floats>(x + i);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats part = some(x, i, count, x[0]);
     found = part > found ? part : found;
     spoiled += part * 0.f;
   }
-  float top = -kInfinity, rest = sum(spoiled);
+  float top = -kInfinity;
   for (int j = 0; j < kLanes; j++) top = std::max(top, found[j]);
-  for (; i < count; i++) top = x[i] > top ? x[i] : top, rest += x[i] * 0.f;
-  is_finite &= rest == 0;
+  is_finite = sum(spoiled) == 0;
   return top;
 }
 
-float largest(const float* x, int64_t count) {
-  bool is_finite = true;
-  return largest(x, count, is_finite);
-}
-
-// The sum of f(begin), ..., f(end - 1), `value(i)` being f of `kLanes` numbers from i on and `rest(i)` f of one.
-template <class Value, class Rest>
-double total_of(int64_t count, const Value& value, const Rest& rest) {
+// The sum of f(0), ..., f(count - 1), `value(i)` being f of `kLanes` numbers from i on.
+template <class Value>
+double total_of(int64_t count, const Value& value) {
   double total = 0;
   for (int64_t begin = 0; begin < count; begin += kBlock * kLanes) {
     const int64_t end = std::min(count, begin + kBlock * kLanes);
     Floats part = {};
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) part += value(i);
+    for (int64_t i = begin; i < end; i += kLanes) part += value(i);
     total += sum(part);
-    for (; i < end; i++) total += rest(i);
   }
   return total;
 }
 
-double total_of(const float* numbers, int64_t count) {
-  return total_of(
-      count, [&](int64_t i) { return load<Floats>(numbers + i); }, [&](int64_t i) { return numbers[i]; });
-}
-
-// Writes the gaps below `best` and e^-gap of each; returns the sum of these.
-double write_masses(const float* scores, float best, float temperature, int64_t count, float* gaps, float* masses) {
-  return total_of(
-      count,
-      [&](int64_t i) {
-        const Floats gap = (best - load<Floats>(scores + i)) / temperature, mass = exponential(-gap);
-        store(gaps + i, gap), store(masses + i, mass);
-        return mass;
-      },
-      [&](int64_t i) {
-        gaps[i] = (best - scores[i]) / temperature;
-        return masses[i] = exponential(spread<Floats>(-gaps[i]))[0];
-      });
-}
-
-// Calls `work(i)` for the keys up to `furthest`; most blocks of keys have none.
-template <class Work>
-void each_within(const float* keys, int64_t count, float furthest, const Work& work) {
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = std::min(count, begin + kBlock);
-    Floats least = spread<Floats>(kInfinity);
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-      const Floats part = load<Floats>(keys + i);
-      least = part < least ? part : least;
-    }
-    bool is_near = i < end;
-    for (int j = 0; j < kLanes; j++) is_near |= least[j] <= furthest;
-    for (i = is_near ? begin : end; i < end; i++)
-      if (keys[i] <= furthest) work(i);
-  }
+// The sum of the weights whose keys lie below `limit`.
+double total_below(const float* keys, const float* weights, int64_t count, float limit) {
+  return total_of(count, [&](int64_t i) {
+    return some(keys, i, count, kInfinity) < limit ? some(weights, i, count, 0.f) : Floats{};
+  });
 }
 
 // The end of the shortest beginning, in ascending order of keys (0 or more) and then of ids, whose weights reach
-// `target`; without weights each counts 1. Keys above `furthest` are known to lie beyond it.
-End shortest(const float* keys, const float* weights, int64_t count, float furthest, double target, Memory& memory) {
+// `target`; without weights each counts 1. Infinite keys do not count.
+End shortest(const float* keys, const float* weights, int64_t count, double target, Memory& memory) {
   target = std::max<double>(target, FLT_MIN);  // no beginning is empty
   auto& totals = memory.totals;
-  totals.assign(bucket(furthest) + 1, 0.0);
-  each_within(keys, count, furthest, [&](int64_t i) { totals[bucket(keys[i])] += weights ? weights[i] : 1.f; });
+  totals.assign(bucket(FLT_MAX) + 1, 0.0);
+  for (int64_t i = 0; i < count; i++)
+    if (keys[i] <= FLT_MAX) totals[bucket(keys[i])] += weights ? weights[i] : 1.f;
   uint32_t last = 0;
   double before = 0;
   while (last + 1 < totals.size() && before + totals[last] < target) before += totals[last++];
   auto& ids = memory.ids;
   ids.clear();
-  each_within(keys, count, furthest, [&](int64_t i) {
-    if (bucket(keys[i]) == last) ids.push_back(i);
-  });
-  auto precedes = [&](int64_t one, int64_t other) {
-    return keys[one] < keys[other] || (keys[one] == keys[other] && one < other);
-  };
-  if (!std::is_sorted(ids.begin(), ids.end(), precedes)) std::sort(ids.begin(), ids.end(), precedes);
+  for (int64_t i = 0; i < count; i++)
+    if (keys[i] <= FLT_MAX && bucket(keys[i]) == last) ids.push_back(i);
+  std::stable_sort(ids.begin(), ids.end(), [&](int64_t one, int64_t other) { return keys[one] < keys[other]; });
   for (int64_t id : ids) {
     before += weights ? weights[id] : 1.f;
     if (before >= target) return {keys[id], id};
   }
-  return {furthest, count};
+  return {FLT_MAX, count};
 }
 
+// Every token has an exponentially distributed time, and its mass is the rate. The first tokens to arrive are found.
 struct Race {
-  uint64_t seed;
-  double first = kInfinity, second = kInfinity;  // logarithms of times, less those of the rates
-  int64_t winner = 0;
+  struct Runner {
+    double time = kInfinity;  // its logarithm, less that of the rate
+    int64_t id = 0;
+  };
+  static constexpr int kPlaces = 8;
+  Runner first[kPlaces];
+
+  explicit Race(uint64_t seed) : seed_(seed) {}
 
   static uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -171,25 +144,45 @@ struct Race {
     return x ^ (x >> 31);
   }
 
-  // Lets the tokens `begin` to `end` of a block run; those with a mass of 0 do not.
-  void run(const float* gaps, const float* masses, int64_t begin, int64_t end) {
-    float numbers[kBlock];
-    for (int64_t i = begin; i < end; i++) {
-      const uint64_t bits = mixed(seed + (i + 1) * 0x9E3779B97F4A7C15u);
-      numbers[i - begin] = (static_cast<int32_t>(bits >> 41) + 0.5f) * 0x1p-23f;
-    }
-    // A time -log(1 - u) is at least u, so most tokens are known to be slower than the second.
-    float bound = std::exp(second) * 1.001;
-    for (int64_t i = begin; i < end; i++) {
-      if (!(numbers[i - begin] <= bound * masses[i])) continue;
-      const double time = std::log(-std::log1p(-numbers[i - begin])) + gaps[i];
-      if (time < first) {
-        second = first, first = time, winner = i;
-      } else if (time < second) {
-        second = time;
+  // Lets the tokens up to `end` run, but for those with a mass of 0; `count` is that of whole blocks.
+  void run(const float* gaps, const float* masses, int64_t count, const End& end) {
+    const float least = std::exp(-end.key) * 0.999f;
+    float bound = kInfinity;
+    for (int64_t begin = 0; begin < count; begin += kBlock) {
+      Floats most = {};
+      for (int64_t i = begin; i < begin + kBlock; i += kLanes) {
+        const Floats mass = load<Floats>(masses + i);
+        most = mass > most ? mass : most;
       }
-      bound = std::exp(second) * 1.001;
+      float top = 0;
+      for (int j = 0; j < kLanes; j++) top = std::max(top, most[j]);
+      // A time -log(1 - u) is at least u, so most tokens are known to be slower than the last of the first.
+      if (!(top >= least && top * bound >= kLeast)) continue;
+      float numbers[kBlock];
+      for (int64_t i = 0; i < kBlock; i++) {
+        const uint64_t bits = mixed(seed_ + (begin + i + 1) * 0x9E3779B97F4A7C15u);
+        numbers[i] = (static_cast<int32_t>(bits >> 41) + 0.5f) * (2 * kLeast);
+      }
+      FloatBits arrived = {};
+      for (int64_t i = 0; i < kBlock; i += kLanes)
+        arrived |= load<Floats>(numbers + i) <= bound * load<Floats>(masses + begin + i);
+      int32_t any = 0;
+      for (int j = 0; j < kLanes; j++) any |= arrived[j];
+      for (int64_t i = begin; any && i < begin + kBlock; i++) {
+        if (!(numbers[i - begin] <= bound * masses[i]) || !end.includes(gaps[i], i)) continue;
+        insert({std::log(-std::log1p(-numbers[i - begin])) + gaps[i], i});
+        bound = std::exp(first[kPlaces - 1].time) * 1.001;
+      }
     }
+  }
+
+ private:
+  static constexpr float kLeast = 0x1p-24f;  // of the random numbers
+  uint64_t seed_;
+
+  void insert(Runner runner) {
+    for (Runner& place : first)
+      if (runner.time < place.time) std::swap(runner, place);
   }
 };
 
@@ -199,107 +192,122 @@ void keep_typical(double typical_p, const float* gaps, float* masses, int64_t co
   memory.keys.resize(count);
   float* keys = memory.keys.data();
   for (int64_t i = 0; i < count; i++) keys[i] = masses[i] > 0 ? masses[i] * gaps[i] : 0.f;
-  const double total = total_of(masses, count);
-  const float mean = total_of(keys, count) / total;
+  const double total = total_of(count, [&](int64_t i) { return load<Floats>(masses + i); });
+  const float mean = total_of(count, [&](int64_t i) { return load<Floats>(keys + i); }) / total;
   for (int64_t i = 0; i < count; i++) keys[i] = masses[i] > 0 ? std::abs(gaps[i] - mean) : FLT_MAX;
-  const End end = shortest(keys, masses, count, FLT_MAX, (typical_p - kRounding) * total, memory);
+  const End end = shortest(keys, masses, count, (typical_p - kRounding) * total, memory);
   for (int64_t i = 0; i < count; i++)
     if (!end.includes(keys[i], i)) masses[i] = 0;
 }
 
+// Whether less than the mass `target` lies before token `id`.
+bool is_within(double target, const float* gaps, const float* masses, int64_t count, int64_t id) {
+  const float gap = gaps[id], above = std::nextafter(gap, kInfinity);
+  return total_below(gaps, masses, id, above) + total_below(gaps + id, masses + id, count - id, gap) < target;
+}
+
+// Lets the tokens up to `end` run of which less than the mass `target` lies before. That is tested for the few that come
+// first, so that the last one of them all need not be known.
+void choose_first(uint64_t seed, double target, End end, const float* gaps, const float* masses, int64_t count,
+                  Race::Runner (&chosen)[2]) {
+  for (bool is_done = false; !is_done;) {
+    Race race(seed);
+    race.run(gaps, masses, count, end);
+    is_done = race.first[Race::kPlaces - 1].time == kInfinity;  // no others have come
+    int kept = 0;
+    for (const Race::Runner& runner : race.first) {
+      if (kept == 2 || runner.time == kInfinity) break;
+      if (is_within(target, gaps, masses, count, runner.id)) {
+        chosen[kept++] = runner;
+      } else if (end.includes(gaps[runner.id], runner.id)) {
+        end = {gaps[runner.id], runner.id - 1};
+      }
+    }
+    is_done |= kept == 2;
+  }
+}
+
 void draw(const float* scores, int64_t count, const Settings& settings, Choice& choice, Memory& memory) {
-  memory.gaps.resize(count), memory.masses.resize(count);
+  const int64_t padded = (count + kBlock - 1) / kBlock * kBlock;
+  memory.gaps.resize(padded), memory.masses.resize(padded);
   float *gaps = memory.gaps.data(), *masses = memory.masses.data();
   const float temperature = std::max(static_cast<float>(settings.temperature), FLT_MIN);
-  double total = write_masses(scores, choice.best, temperature, count, gaps, masses);
+  const float best = choice.best;
+  double total = total_of(padded, [&](int64_t i) {
+    const Floats gap = (best - some(scores, i, count, -kInfinity)) / temperature, mass = exponential(-gap);
+    store(gaps + i, gap), store(masses + i, mass);
+    return mass;
+  });
   End end = {FLT_MAX, count};
+  double target = kInfinity;
   auto narrow = [&](End other) {
     if (end.includes(other.key, other.id)) end = other;
   };
   auto drop_others = [&]() {
-    const auto rest = [&](int64_t i) { return masses[i] = end.includes(gaps[i], i) ? masses[i] : 0.f; };
-    total = total_of(
-        count,
-        [&](int64_t i) {
-          const Floats keys = load<Floats>(gaps + i), mass = load<Floats>(masses + i);
-          // Lanes that tie with the end are kept up to its token.
-          const auto is_kept = i + kLanes - 1 <= end.id ? keys <= end.key : keys < end.key;
-          store(masses + i, is_kept ? mass : Floats{});
-          if (i <= end.id && end.id < i + kLanes - 1)
-            for (int j = 0; j < kLanes; j++) masses[i + j] = end.includes(keys[j], i + j) ? mass[j] : 0.f;
-          return load<Floats>(masses + i);
-        },
-        rest);
+    for (int64_t i = 0; i < padded; i++) masses[i] = end.includes(gaps[i], i) ? masses[i] : 0.f;
+    total = total_of(padded, [&](int64_t i) { return load<Floats>(masses + i); });
   };
   if (settings.top_k && settings.top_k < count) {
-    narrow(shortest(gaps, nullptr, count, FLT_MAX, settings.top_k, memory));
+    narrow(shortest(gaps, nullptr, padded, settings.top_k, memory));
     drop_others();
   }
-  if (settings.top_p < 1) {
-    // All tokens beyond this gap together have less than 1 - p, and often those beyond a smaller one.
-    double furthest = std::max(0.0, std::log(count / ((1 - settings.top_p) * total)) + 1e-3);
-    const double near = total_of(
-        count,
-        [&](int64_t i) { return load<Floats>(gaps + i) <= kNear ? load<Floats>(masses + i) : Floats{}; },
-        [&](int64_t i) { return gaps[i] <= kNear ? masses[i] : 0.f; });
-    if (near > (settings.top_p + kRounding) * total) furthest = std::min<double>(furthest, kNear);
-    narrow(shortest(gaps, masses, count, furthest, (settings.top_p - kRounding) * total, memory));
-  }
+  if (settings.top_p < 1) target = std::max<double>((settings.top_p - kRounding) * total, FLT_MIN);
   if (settings.min_p > 0) narrow({-std::log(static_cast<float>(settings.min_p)), count});
-  if (end.key < FLT_MAX) drop_others();
-  if (settings.typical_p < 1) keep_typical(settings.typical_p, gaps, masses, count, memory);
-  Race race{static_cast<uint64_t>(settings.seed)};
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t stop = std::min(count, begin + kBlock);
-    if (largest(masses + begin, stop - begin) > 0) race.run(gaps, masses, begin, stop);
+  if (settings.typical_p < 1) {
+    if (settings.top_p < 1) narrow(shortest(gaps, masses, padded, target, memory));
+    drop_others();
+    keep_typical(settings.typical_p, gaps, masses, padded, memory);
+    target = kInfinity;
+  } else if (settings.top_p < 1) {
+    // Where near tokens have enough of the mass, no others are kept; else the rest beyond a gap has less than 1 - p.
+    const double near = total_of(padded, [&](int64_t i) {
+      const Floats mass = load<Floats>(masses + i);
+      return mass >= kNearMass ? mass : Floats{};
+    });
+    const double furthest = std::log(count / ((1 - settings.top_p) * total)) + 1e-3;
+    narrow({near > target ? kNear : static_cast<float>(std::max(0.0, furthest)), count});
   }
-  choice.token = race.winner;
-  choice.lead = (race.second - race.first) * temperature;
+  Race::Runner chosen[2];
+  choose_first(settings.seed, target, end, gaps, masses, padded, chosen);
+  choice.token = chosen[0].id;
+  choice.lead = (chosen[1].time - chosen[0].time) * temperature;
 }
 
 // The first of the largest scores, that score, and its lead over the second.
 void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   Floats first = spread<Floats>(-kInfinity), second = first;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats part = load<Floats>(scores + i), lower = part > first ? first : part;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats part = some(scores, i, count, -kInfinity), lower = part > first ? first : part;
     first = part > first ? part : first;
     second = lower > second ? lower : second;
   }
-  float two[2] = {-kInfinity, -kInfinity};
-  auto insert = [&](float x) {
-    if (x > two[0]) {
-      two[1] = two[0], two[0] = x;
-    } else if (x > two[1]) {
-      two[1] = x;
-    }
-  };
-  for (int j = 0; j < kLanes; j++) insert(first[j]), insert(second[j]);
-  for (; i < count; i++) insert(scores[i]);
-  const float* found = std::find(scores, scores + count, two[0]);
+  float all[2 * kLanes];
+  store(all, first), store(all + kLanes, second);
+  std::partial_sort(all, all + 2, all + 2 * kLanes, std::greater<float>());
+  const float* found = std::find(scores, scores + count, all[0]);
   choice.token = found == scores + count ? 0 : found - scores;
-  choice.lead = two[0] - two[1];
-  choice.best = two[0];
+  choice.lead = all[0] - all[1];
+  choice.best = all[0];
 }
 
 // The `hidden_ids` cannot be chosen: their scores are -infinity meanwhile.
 void choose_one(const float* logits, float* scores, int64_t count, const Settings& settings, Choice& choice,
                 Memory& memory) {
-  bool is_finite = true;
+  bool is_finite, is_same = scores == logits;
   const float most = largest(logits, count, is_finite);
-  const auto exponential_at = [&](int64_t i) { return exponential(load<Floats>(logits + i) - most); };
   choice.log_total =
-      most + std::log(total_of(count, exponential_at, [&](int64_t i) { return std::exp(logits[i] - most); }));
+      most + std::log(total_of(count, [&](int64_t i) { return exponential(some(logits, i, count, -kInfinity) - most); }));
   choice.usable = is_finite;
   memory.hidden.clear();
   for (int64_t id : memory.hidden_ids) {
+    is_same &= scores[id] < most;
     memory.hidden.push_back(scores[id]);
     scores[id] = -kInfinity;
   }
   if (settings.temperature == 0) {
     take_likeliest(scores, count, choice);
   } else {
-    choice.best = largest(scores, count);
+    choice.best = is_same ? most : largest(scores, count, is_finite);
     draw(scores, count, settings, choice, memory);
   }
   for (size_t i = memory.hidden.size(); i-- > 0;) scores[memory.hidden_ids[i]] = memory.hidden[i];
