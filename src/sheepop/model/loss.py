@@ -139,10 +139,14 @@ def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Pr
 
 
 def _is_streamed(inputs: tuple[Any, ...]) -> bool:
-    """Whether the vocabulary is read in parts: on a CPU that has all of it, if only hidden states and `low` learn."""
-    _, weight_VD, _, up_VR, *_, how = inputs
+    """Whether the vocabulary is read in parts: on a CPU that has it whole, where a network below a frozen weight learns.
+
+    Passes without gradients read it in the same way, so that a policy and its reference round alike.
+    """
+    hidden_ND, weight_VD, low_NR, up_VR, *_, how = inputs
     is_frozen = not weight_VD.requires_grad and (up_VR is None or not up_VR.requires_grad)
-    return is_frozen and weight_VD.device.type == "cpu" and how.get("vocabulary") is None
+    learns = hidden_ND.requires_grad or (low_NR is not None and low_NR.requires_grad) or not torch.is_grad_enabled()
+    return is_frozen and learns and weight_VD.device.type == "cpu" and how.get("vocabulary") is None
 
 
 def _streamed(inputs: tuple[Any, ...]) -> Tensor:
