@@ -139,7 +139,7 @@ def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Pr
 
 
 def _is_streamed(inputs: tuple[Any, ...]) -> bool:
-    """Whether the vocabulary is read in parts: on a CPU that has it whole, where a network below a frozen weight learns.
+    """Whether the vocabulary is read in parts: on a CPU that has it whole, if a network below a frozen weight learns.
 
     Passes without gradients read it in the same way, so that a policy and its reference round alike.
     """
