@@ -347,10 +347,9 @@ def score_tokens(
 def parts_of(weight_NK: Tensor, dtype: torch.dtype, size: int | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Yields a matrix in `dtype`, `size` rows at a time; without it whole, or if stored in another format in parts."""
     count = len(weight_NK)
-    if size is None:
-        size = count
-    if size == count and has_torch_function_unary(weight_NK):
-        size = max(1, _PART.get(weight_NK.device.type, _PART_ELSEWHERE) // weight_NK.shape[1])
+    size = count if size is None else size
+    if has_torch_function_unary(weight_NK):
+        size = min(size, max(1, _PART.get(weight_NK.device.type, _PART_ELSEWHERE) // weight_NK.shape[1]))
     for start in range(0, count, size):
         rows = slice(start, min(count, start + size))
         yield rows, matrix_rows(weight_NK, rows).to(dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sheepop.model.logits import LogitChunks, Places, cap, parts_of
+from sheepop.model.logits import LogitChunks, Places, cap, chunk_rows, parts_of
 
 # Numbers of a part of the weight, and the rows whose logits of its tokens exist at a time.
 _PART = 1 << 19
@@ -51,8 +51,10 @@ class _Streamed(torch.autograd.Function):
         directions = [torch.zeros_like(each) for each in (hidden_ND, low_NK) if each is not None and is_learning]
         count = labels_N.numel() if isinstance(places, slice) else places.numel()
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for start in range(0, count, _ROWS):
-                part = slice(start, min(count, start + _ROWS))
+            tokens = min(len(chunks.weight), max(1, _PART // hidden_ND.shape[1]))
+            most = max(1, min(_ROWS, chunk_rows(count, tokens, chunks.dtype, hidden_ND.device.type)))
+            for start in range(0, count, most):
+                part = slice(start, min(count, start + most))
                 rows = part if isinstance(places, slice) else places[part]
                 low_RK = None if low_NK is None else low_NK[rows].to(chunks.dtype)
                 log_p_N[rows], found = _summed(
