@@ -82,12 +82,14 @@ def _summed(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Returns the log-probabilities of the labels (R,), and their gradients for hidden states and `low`, if wanted."""
     size = max(1, _PART // hidden_RD.shape[1])
-    logits = hidden_RD.new_empty(len(hidden_RD), min(size, len(chunks.weight)))
+    logits = hidden_RD.new_empty(0)
     label_R1, total_R1 = hidden_RD.new_zeros(2, len(hidden_RD), 1, dtype=chunks.exact)
     largest_R1 = torch.full_like(total_R1, -torch.inf)
     inputs = [each for each in (hidden_RD, low_RK) if each is not None and is_learning]
     means, own = ([torch.zeros_like(each, dtype=chunks.exact) for each in inputs] for _ in range(2))
     for place, weight_PD in parts_of(chunks.weight, chunks.dtype, size):
+        if not len(logits):
+            logits = hidden_RD.new_empty(len(hidden_RD), len(weight_PD))  # the first part is the largest
         part_RP = torch.mm(hidden_RD, weight_PD.t(), out=logits[:, : len(weight_PD)])
         factors = [weight_PD]
         if low_RK is not None and chunks.up is not None:
