@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.adapt.lora import LoraLinear, LowRank, activate, adapted_layers, adapters, add_lora, merged
 from sheepop.adapt.lora_config import LoraConfig
@@ -61,6 +62,31 @@ def test_a_layer_computes_what_the_paper_says(name: str) -> None:
     change = layer.changes["default"]
     assert isinstance(change, LowRank)
     torch.testing.assert_close(layer(x).double(), by_hand(layer, change, x), rtol=1e-5, atol=1e-5)
+
+
+def test_the_product_of_one_change_has_the_slopes_of_its_formula_and_one_tensor_of_its_size() -> None:
+    model = network(bias=False)
+    add_lora(model, LoraConfig(rank=2, alpha=3))
+    drawn(model)
+    layers = (layer for layer in adapted_layers(model.double()).values() if isinstance(layer, LoraLinear))
+    layer = next(layer for layer in layers if layer.in_features != layer.out_features)
+    change = layer.changes["default"]
+    assert isinstance(change, LowRank)
+    x = torch.randn(2, 3, layer.in_features, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *_: layer(x), (x, change.down, change.up))
+    large: list[str] = []
+
+    class Large(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            is_new = isinstance(found, Tensor) and found.numel() == 6 * layer.out_features
+            large.extend([str(func.overloadpacket)] if is_new else [])
+            return found
+
+    with Large():
+        found = layer(x)
+    torch.testing.assert_close(found, by_hand(layer, change, x))
+    assert large == ["aten.mm", "aten.addmm_", "aten.view"]  # the second works in place, and the third moves nothing
 
 
 @pytest.mark.parametrize("name", KINDS)

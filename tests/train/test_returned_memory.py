@@ -40,11 +40,23 @@ for large in (2**28, 1):
 
     OneDevice(model, precision="fp32", device="cpu").compute([None, None], pass_of)
     print(resident[1] - resident[0])
+
+logits._LARGE = 1
+for is_trained in (True, False):
+    placement = OneDevice(model.requires_grad_(is_trained), precision="fp32", device="cpu")
+    freed = torch.ones(25_000_000)
+    kept.append(torch.ones(1000))
+    del freed
+    before = int(open("/proc/self/statm").read().split()[1]) * 4096
+    placement.zero_gradients()
+    print(before - int(open("/proc/self/statm").read().split()[1]) * 4096)
 """
 
 
 def test_a_model_with_a_large_vocabulary_keeps_no_freed_memory_between_micro_batches() -> None:
     kept = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=kept, capture_output=True, text=True, check=True)
-    small, large = map(int, done.stdout.split())
+    small, large, of_trained, of_frozen = map(int, done.stdout.split())
     assert large < 10_000_000 and small > 90_000_000
+    # And none after a step, if it does not train the output projection.
+    assert of_trained < 10_000_000 and of_frozen > 90_000_000

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -122,8 +122,43 @@ class LoraLinear(_Adapted, nn.Linear):
             base = product if dropped is x else F.linear(dropped, weight)
             return ((factor - 1) * base + factor * low).to(product.dtype)
 
-        found = self._added(x, F.linear(x, weight), change)
+        alone = self._alone(x, weight)
+        if alone is not None:
+            found = _LowRankProduct.apply(x, weight, *alone.factors()[:2], alone.config.scale)  # type: ignore[no-untyped-call]
+        else:
+            found = self._added(x, F.linear(x, weight), change)
         return found if bias is None else found + bias
+
+    def _alone(self, x: Tensor, weight: Tensor) -> LowRank | None:
+        """Returns the adapter, if one without more than A and B changes a frozen weight in the data type of `x`."""
+        active = list(self._counting)
+        if len(active) != 1 or self.of_rows is not None or isinstance(weight, StoredWeight) or weight.requires_grad:
+            return None
+        (adapter,), is_dropping = active, self.training and active[0].config.dropout > 0
+        is_cast = torch.is_autocast_enabled(x.device.type) or not x.dtype == weight.dtype == adapter.down.dtype
+        return None if is_cast or is_dropping or adapter.magnitude is not None else adapter
+
+
+class _LowRankProduct(torch.autograd.Function):
+    """``x W^T + s x A^T B^T`` without further tensors of that size; W (N, K) gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+        x_MK = x.flatten(0, -2)
+        low_MR = x_MK @ down.t()
+        ctx.save_for_backward(x, low_MR, weight, down, up)
+        ctx.scale = scale
+        return (x_MK @ weight.t()).addmm_(low_MR, up.t(), alpha=scale).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, low_MR, weight, down, up = ctx.saved_tensors
+        gradient_MN = gradient.flatten(0, -2)
+        of_low_MR = (gradient_MN @ up).mul_(ctx.scale)
+        of_x = (gradient_MN @ weight).addmm_(of_low_MR, down).view_as(x) if ctx.needs_input_grad[0] else None
+        of_up = (gradient_MN.t() @ low_MR).mul_(ctx.scale)
+        return of_x, None, of_low_MR.t() @ x.flatten(0, -2), of_up, None
 
 
 class LoraEmbedding(_Adapted, nn.Embedding):

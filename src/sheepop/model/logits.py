@@ -108,6 +108,7 @@ class LossMemory:
             kept, room = self.deferred.num_kept, kept_rows(size, like.dtype)
         if known is None or known.shape[0] < kept + rows or known.shape[1] != size or known.dtype != like.dtype:
             # Rows that nobody writes take no memory.
+            known = self.logits = None  # freed before the larger one is allocated
             known = self.logits = like.new_empty(kept + rows + room, size)
         return known[kept : kept + rows]
 
@@ -343,12 +344,12 @@ def score_tokens(
         return loss, correct
 
 
-def parts_of(weight_NK: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Yields a matrix in `dtype`: whole, or if it is stored in another format some rows at a time."""
+def parts_of(weight_NK: Tensor, dtype: torch.dtype, size: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Yields a matrix in `dtype`, `size` rows at a time; without it whole, or if stored in another format in parts."""
     count = len(weight_NK)
-    size = count
+    size = count if size is None else size
     if has_torch_function_unary(weight_NK):
-        size = max(1, _PART.get(weight_NK.device.type, _PART_ELSEWHERE) // weight_NK.shape[1])
+        size = min(size, max(1, _PART.get(weight_NK.device.type, _PART_ELSEWHERE) // weight_NK.shape[1]))
     for start in range(0, count, size):
         rows = slice(start, min(count, start + size))
         yield rows, matrix_rows(weight_NK, rows).to(dtype)

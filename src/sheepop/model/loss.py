@@ -27,6 +27,7 @@ from sheepop.model.logits import (
     supervised_places,
 )
 from sheepop.model.row_losses import LossTerms, label_and_sum, losses_then_gradients, weighted_gradients
+from sheepop.model.streamed_log_probabilities import streamed_log_probabilities
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -100,6 +101,9 @@ def linear_cross_entropy(
     the products. Sums and exponentials are in float32. Raises `ValueError` if shapes do not fit.
     """
     inputs = _flattened(hidden, weight_VD, labels, projection)
+    if terms in (None, LossTerms()) and _is_streamed(inputs):
+        loss = -_streamed(inputs).sum()
+        return LossSums(loss, loss.detach())
     objective, plain = _LinearCrossEntropy.apply(*inputs, terms or LossTerms())  # type: ignore[no-untyped-call]
     return LossSums(objective, plain)
 
@@ -111,9 +115,12 @@ def linear_log_probabilities(
 
     Arguments and arithmetic are those of `linear_cross_entropy`; the result is in float32 (or float64). The incoming
     gradient may weight positions in any way (DPO, PPO, GRPO): the backward pass recomputes the logits chunk by chunk,
-    so only the hidden states and one number for each position are saved. It can run more than once.
+    so only the hidden states and one number for each position are saved. It can run more than once. On a CPU, a weight
+    that is not trained gets no logits of the whole vocabulary at all; see `streamed_log_probabilities`.
     """
     inputs = _flattened(hidden, weight_VD, labels, projection)
+    if _is_streamed(inputs):
+        return _streamed(inputs).view(labels.shape)
     return _LinearLogProbabilities.apply(*inputs).view(labels.shape)  # type: ignore[no-untyped-call]
 
 
@@ -129,6 +136,25 @@ def _flattened(hidden: Tensor, weight_VD: Tensor, labels: Tensor, projection: Pr
     added = projection.pop("added", None)
     low, up = (None, None) if added is None else (added[0].flatten(0, -2), added[1])
     return hidden.flatten(0, -2), weight_VD, low, up, labels_N, projection.get("weight_cast"), projection
+
+
+def _is_streamed(inputs: tuple[Any, ...]) -> bool:
+    """Whether the vocabulary is read in parts: on a CPU that has it whole, if a network below a frozen weight learns.
+
+    Passes without gradients read it in the same way, so that a policy and its reference round alike.
+    """
+    hidden_ND, weight_VD, low_NR, up_VR, *_, how = inputs
+    is_frozen = not weight_VD.requires_grad and (up_VR is None or not up_VR.requires_grad)
+    learns = hidden_ND.requires_grad or (low_NR is not None and low_NR.requires_grad) or not torch.is_grad_enabled()
+    return is_frozen and learns and weight_VD.device.type == "cpu" and how.get("vocabulary") is None
+
+
+def _streamed(inputs: tuple[Any, ...]) -> Tensor:
+    """The log-probabilities (N,) of the arguments that `_flattened` returns."""
+    hidden_ND, weight_VD, low_NR, up_VR, labels_N, weight_cast, how = inputs
+    dtype = product_dtype(weight_VD, weight_cast)
+    chunks = LogitChunks.of(weight_VD, weight_cast, dtype, None, low_NR, up_VR)
+    return streamed_log_probabilities(hidden_ND, labels_N, chunks, how["places"], how.get("soft_cap"))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

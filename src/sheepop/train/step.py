@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sheepop.core.device import return_freed_memory
+from sheepop.core.device import keep_freed_memory, return_freed_memory
 from sheepop.model import LossSums
 from sheepop.model.deferred_gradient import DeferredGradient
 from sheepop.model.experts import Routing
@@ -167,9 +167,14 @@ class StepRunner:
         return Outcome(found.losses, objective, loss, norm, is_taken)
 
     def _return_memory(self) -> None:
-        """Returns freed memory to the system before the first step, whose gradients and optimizer state last."""
+        """Returns freed memory to the system before the first step, whose gradients and optimizer state last.
+
+        From then on the process keeps it. Large pieces that were freed before, such as the copies of a model while it
+        is loaded, leave no gaps, over which small ones would spread.
+        """
         if self.placement.device == "cpu" and not any(optimizer.state for optimizer in self.optimizers):
             return_freed_memory()
+            keep_freed_memory(self.placement.device)
 
     def _move(self, rate: float | None, left_out: Tensor | None = None) -> None:
         self._return_memory()

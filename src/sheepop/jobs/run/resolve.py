@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from sheepop.core.console import Console
-from sheepop.core.device import keep_freed_memory
 from sheepop.core.errors import ConfigError, DeviceError
 from sheepop.core.machine import find_compiler, has_python_headers
 from sheepop.core.speed import matrix_peak, nominal_peak
@@ -321,7 +320,6 @@ def prepare_process(config: SheepOpConfig, ranks: Ranks = ALONE) -> str:
     require_sinks(config.training.sinks)
     device = ranks.connect(config.device)
     choose_matrix_arithmetic(device)
-    keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.deterministic)
     # Filling memory that is about to be written costs time, and no kernel used here reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
