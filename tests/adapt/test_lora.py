@@ -74,6 +74,7 @@ def test_the_product_of_one_change_has_the_slopes_of_its_formula_and_one_tensor_
     assert isinstance(change, LowRank)
     x = torch.randn(2, 3, layer.in_features, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *_: layer(x), (x, change.down, change.up))
+    assert torch.autograd.gradgradcheck(lambda *_: layer(x), (x, change.down, change.up))
     large: list[str] = []
 
     class Large(TorchDispatchMode):  # type: ignore[no-untyped-call]

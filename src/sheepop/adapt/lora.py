@@ -146,19 +146,19 @@ class _LowRankProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
         x_MK = x.flatten(0, -2)
         low_MR = x_MK @ down.t()
-        ctx.save_for_backward(x, low_MR, weight, down, up)
+        ctx.save_for_backward(x, weight, down, up)
         ctx.scale = scale
         return (x_MK @ weight.t()).addmm_(low_MR, up.t(), alpha=scale).view(*x.shape[:-1], -1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, low_MR, weight, down, up = ctx.saved_tensors
-        gradient_MN = gradient.flatten(0, -2)
+        x, weight, down, up = ctx.saved_tensors
+        x_MK, gradient_MN = x.flatten(0, -2), gradient.flatten(0, -2)
         of_low_MR = (gradient_MN @ up).mul_(ctx.scale)
         of_x = (gradient_MN @ weight).addmm_(of_low_MR, down).view_as(x) if ctx.needs_input_grad[0] else None
-        of_up = (gradient_MN.t() @ low_MR).mul_(ctx.scale)
-        return of_x, None, of_low_MR.t() @ x.flatten(0, -2), of_up, None
+        # The low product is computed again, so that a second derivative goes through it.
+        of_up = (gradient_MN.t() @ (x_MK @ down.t())).mul_(ctx.scale)
+        return of_x, None, of_low_MR.t() @ x_MK, of_up, None
 
 
 class LoraEmbedding(_Adapted, nn.Embedding):
