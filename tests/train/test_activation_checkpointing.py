@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sheepop.adapt.lora_config import LoraConfig
 from sheepop.core.errors import ConfigError
 from sheepop.core.random import seed_torch
+from sheepop.jobs.run.step_memory import Adapting
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.model.accounting import saved_activations
 from sheepop.model.accounting.cost import TrainingBytes, num_parameters, training_bytes
@@ -295,6 +297,29 @@ def test_a_step_needs_its_state_its_activations_and_the_gradient_of_the_head() -
     assert moved.state == 3 * 4 * num_parameters(wide) - 4 * 2**21 * 32
     # Three chunks of 12 rows of logits, and 320 MiB, which are 40 rows of their gradients.
     assert moved.loss == (12 + 40) * 2**21 * 4
+
+
+@pytest.mark.parametrize("target", ["q_proj", "lm_head"])
+def test_a_frozen_head_needs_logits_of_a_part_of_the_vocabulary(target: str) -> None:
+    config = ARCHITECTURES["llama"].replace(vocab_size=2**16, tie_weights=False)
+    lora = Adapting(LoraConfig(targets=(target,)))
+    found = step_bytes(config, TrainingConfig(), "fp32", 3, 12, "cpu", lora).loss
+    network, largest = build_model(config, seed=0), [0]
+    lora(network)
+
+    class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            shared = {each.untyped_storage().data_ptr() for each in network.parameters()}
+            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in shared:
+                largest[0] = max(largest[0], made.untyped_storage().nbytes())
+            return made
+
+    ids = torch.arange(36).view(3, 12)
+    hidden = network.hidden_states(ids)
+    with Largest():
+        network.lm_head.cross_entropy(hidden, ids.roll(1)).objective.backward()
+    assert largest[0] <= found <= 4 * largest[0]
 
 
 def test_the_loss_holds_no_more_logits_than_a_chunk() -> None:

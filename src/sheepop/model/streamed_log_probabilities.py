@@ -33,6 +33,13 @@ def streamed_log_probabilities(
     return found
 
 
+def streamed_bytes(num_tokens: int, vocab_size: int, width: int, dtype: torch.dtype) -> int:
+    """Returns the largest number of bytes of logits and of sums of hidden states' size that exist at a time."""
+    exact, rows = torch.promote_types(dtype, torch.float32).itemsize, min(_ROWS, num_tokens)
+    logits = rows * min(vocab_size, max(1, _PART // width)) * (dtype.itemsize + exact)
+    return logits + 2 * rows * width * exact
+
+
 class _Streamed(torch.autograd.Function):
     """`streamed_log_probabilities`, with the factor `low` (N, K) of the logits as an argument of its own."""
 

@@ -22,7 +22,9 @@ from sheepop.core.errors import ConfigError
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.accounting.cost import training_bytes
 from sheepop.model.accounting.saved_activations import Activations, Change, Mode, count_activations, kept_operations
+from sheepop.model.initialization import blank_model
 from sheepop.model.logits import adds_in_place, kept_rows, logits_bytes
+from sheepop.model.streamed_log_probabilities import streamed_bytes
 from sheepop.train.config import TrainingConfig
 from sheepop.train.precision import torch_dtype
 
@@ -135,14 +137,18 @@ def step_bytes(
     The loss needs some logits, and a second gradient of the head unless it is added to the first in place. A gradient
     that is deferred never exists, but a step keeps some gradients of logits for it. The gradient of the hidden states
     is counted with the activations outside the blocks.
-    A `change` freezes the weights, so there is no gradient of the head.
+    A `change` freezes the weights, so there is no gradient of the head. On a CPU there are then no logits of the whole
+    vocabulary, unless it adapts the head or the loss has further terms.
     """
     head = 4 * model.vocabulary * model.d_model
     is_large = adds_in_place(head, device)
     deferred = head if is_large and training.optimizer in _DEFERRING else 0
     dtype = torch_dtype(precision)
     logits = logits_bytes(rows * length, model.vocabulary, dtype, device)
-    if deferred and change is None:
+    is_plain = not (training.z_loss or training.label_smoothing)
+    if change is not None and device == "cpu" and is_plain and not _adapts_head(model, change):
+        logits = streamed_bytes(rows * length, model.vocabulary, model.d_model, dtype)
+    elif deferred and change is None:
         learnt = length * max(rows, training.global_batch_size)
         logits += min(learnt, kept_rows(model.vocabulary, dtype)) * model.vocabulary * dtype.itemsize
     return StepBytes(
@@ -151,6 +157,13 @@ def step_bytes(
         state=training_bytes(model, training.optimizer, precision, averaged=training.ema_decay is not None).total
         - deferred,
     )
+
+
+def _adapts_head(config: ModelConfig, change: Change) -> bool:
+    with torch.device("meta"):
+        network = blank_model(config)
+    change(network)
+    return any(parameter.requires_grad for parameter in network.lm_head.parameters())
 
 
 def usable_memory(config: TrainingConfig, device: str) -> int:
