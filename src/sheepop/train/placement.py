@@ -236,15 +236,12 @@ class OneDevice(Placement):
         return norm
 
     def zero_gradients(self) -> None:
-        """Deletes the gradients of `model`; if a large head is frozen, freed memory goes back to the system too.
-
-        The tensors of such a step are small and share few pages with those of the next one.
-        """
+        """Deletes the gradients of `model`."""
         super().zero_gradients()
         if self.deferred is not None:
             self.deferred.clear()
-        elif self._returns_memory:
-            return_freed_memory()
+        elif self._returns_memory and not self.head.weight.requires_grad:
+            return_freed_memory()  # small tensors, which share few pages with those of the next step
 
     @property
     def _deferred(self) -> DeferredGradient | None:
