@@ -131,6 +131,16 @@ def test_the_last_position_alone_recalls_what_it_recalls_among_all() -> None:
         assert torch.equal(whole, last)
 
 
+def test_corrections_are_those_of_float32_under_autocast() -> None:
+    memory, rows = made_memory(corpus()), corpus(20, seed=4)[None]
+    logits = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(5))
+    recalled = memory.recall(rows, torch.arange(1, 21)[None])
+    with torch.no_grad():
+        expected = memory(logits, recalled)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(memory(logits, recalled), expected)
+
+
 def test_corrected_logits_are_a_distribution_and_other_tokens_keep_their_odds() -> None:
     memory, rows = made_memory(corpus()), corpus(20, seed=4)[None]
     logits = torch.randn(20, VOCABULARY + 30, dtype=torch.float64, generator=torch.Generator().manual_seed(5))

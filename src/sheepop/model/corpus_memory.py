@@ -151,9 +151,10 @@ class CorpusMemory(nn.Module):
         # The part of the first layer that sees the position is computed once for all of its tokens.
         first, rest = cast(nn.Linear, self.gate[0]), self.gate[1:]
         weights = torch.split(first.weight, [known_NK.shape[1], of_token.shape[1]], 1)
-        of_position = F.linear(known_NK, weights[0], first.bias)
-        hidden = F.linear(of_token, weights[1]) + of_position[is_token.nonzero()[:, 0]]
-        return torch.zeros_like(expected.logprobs).masked_scatter(is_token, rest(hidden))
+        with torch.autocast(shares.device.type, enabled=False):  # the gate learnt in float32
+            of_position = F.linear(known_NK, weights[0], first.bias)
+            hidden = F.linear(of_token, weights[1]) + of_position[is_token.nonzero()[:, 0]]
+            return torch.zeros_like(expected.logprobs).masked_scatter(is_token, rest(hidden))
 
     def forward(self, logits_NV: Tensor, recalled: Recalled) -> Tensor:
         """Returns the corrected logits (N, V)."""
