@@ -132,7 +132,7 @@ def test_the_last_position_alone_recalls_what_it_recalls_among_all() -> None:
 
 
 def test_corrections_are_those_of_float32_under_autocast() -> None:
-    memory, rows = made_memory(corpus()), corpus(20, seed=4)[None]
+    memory, rows = made_memory(corpus()).float(), corpus(20, seed=4)[None]
     logits = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(5))
     recalled = memory.recall(rows, torch.arange(1, 21)[None])
     with torch.no_grad():
