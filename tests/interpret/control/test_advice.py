@@ -127,6 +127,10 @@ def test_a_rate_too_high_is_named_where_shorter_paths_lower_the_loss() -> None:
     assert advice_of(paths(0.82, **{**beyond, "turning_factor": [0.5] * 13})) == []
 
 
+def test_rows_without_a_rate_give_no_advice_on_it() -> None:
+    assert not advice_of([{"split": "analysis", "step": step, "sharpness_share": 0.1} for step in range(1, 20)])
+
+
 def test_few_paths_and_those_of_a_warm_up_tell_nothing() -> None:
     assert advice_of(paths(2.0)[:9]) == []
     assert advice_of(paths(2.0, learning_rate=[0.01 * place for place in range(1, 14)])) == []

@@ -110,7 +110,7 @@ def _paths(rows: Sequence[Row]) -> list[Row]:
     """The rows with the loss along a path since the rate was highest, without the first quarter; none if too few."""
     keys = ("loss_behind", "loss_ahead", "sharpness_share")
     highest = _highest(rows)
-    since = dropwhile(lambda row: row["learning_rate"] < highest, rows)
+    since = dropwhile(lambda row: row["learning_rate"] < highest, _rated(rows))
     measured = [row for row in since if all(number(row.get(key)) is not None for key in keys)]
     steady = [row for row in measured if row["learning_rate"] >= highest / 2]
     return steady[len(steady) // 4 :] if len(steady) >= _LASTING else []
@@ -163,7 +163,11 @@ def _limit(row: Row) -> float:
 
 
 def _highest(rows: Sequence[Row]) -> float:
-    return max((row["learning_rate"] for row in rows), default=0.0)
+    return max((row["learning_rate"] for row in _rated(rows)), default=0.0)
+
+
+def _rated(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if number(row.get("learning_rate")) is not None]
 
 
 def _is_harmful(row: Row) -> bool:
