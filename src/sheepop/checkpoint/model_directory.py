@@ -180,9 +180,10 @@ def stored_tensors(directory: Path) -> dict[str, LazyTensor]:
 def _reading(
     directory: Path, quantization: Quantization | None, device: str, dtype: torch.dtype | None, mapped: bool
 ) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Reads the weights of a model directory beside the block, which gets a function that waits for them.
+    """Reads the weights of a model directory on other threads while the block runs.
 
-    They lie in the memory of the process unless they are `mapped` or linked.
+    The block gets a function that waits for the weights and returns them by name. They lie in the memory of the process
+    unless they are `mapped` or linked.
     """
     tensors = stored_tensors(directory)
     # Integers are arranged anew in their memory; those of a linked file are decoded to memory of their own.

@@ -16,7 +16,7 @@ from sheepop.model.head import Correct
 
 
 def contexts(shares: Sequence[Share], window: int) -> Iterator[Sequence[int]]:
-    """The last tokens, at most `window`, of the text before each token that these shares predict, in their order."""
+    """Yields the last tokens, at most `window`, before each token that these shares predict, in their order."""
     for share in shares:
         for reader, (_, start, count), num_predictions in share.grants:
             end = start + count
@@ -27,7 +27,7 @@ def contexts(shares: Sequence[Share], window: int) -> Iterator[Sequence[int]]:
 
 
 def numbers_written(shares: Sequence[Share]) -> Iterator[int]:
-    """How many tokens before each prediction of these shares of requests are the model's own, in their order."""
+    """Yields how many tokens before each prediction of these shares of requests the model itself has written."""
     for share in shares:
         for reader, (_, start, count), num_predictions in share.grants:
             # A context that slid has lost tokens of the prompt first; all tokens of the text are known here.
@@ -38,7 +38,7 @@ def numbers_written(shares: Sequence[Share]) -> Iterator[int]:
 def corrected(
     memory: CorpusMemory, logits_RV: Tensor, contexts: Sequence[Sequence[int]], written: Sequence[int] | None = None
 ) -> Tensor:
-    """The logits of the tokens after R contexts, corrected by the memory, in float32 or a finer type.
+    """Returns the logits (R, V) after R contexts, corrected by the memory, in float32 or a finer type.
 
     The last `written` tokens of each context are the model's own; none are by default.
     """
@@ -57,5 +57,5 @@ def corrected(
 
 
 def correction(memory: CorpusMemory | None, contexts: Sequence[Sequence[int]]) -> Correct | None:
-    """The correction of logits after these contexts, one for each row; None without a memory."""
+    """Returns the correction of logits after these contexts, one for each row; None without a memory."""
     return None if memory is None else lambda places, logits_RV: corrected(memory, logits_RV, contexts[places])

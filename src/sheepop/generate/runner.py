@@ -180,7 +180,7 @@ def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
 
 
 def hidden_states(model: Transformer, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The hidden states (T, D) of each text, computed together without a cache.
+    """Returns the hidden states (T, D) of each text, computed together without a cache.
 
     If the model is split, all processes compute them, of one text at a time.
     """

@@ -173,7 +173,7 @@ class StepResponse:
 def loss_along(
     model: Transformer, before: Mapping[str, Tensor], update: Mapping[str, Tensor], batch: TensorBatch
 ) -> Callable[[float], float]:
-    """The mean loss of `batch` as a function of how far the weights `before` are moved along `update`."""
+    """Returns the mean loss of `batch` as a function of how far the weights `before` are moved along `update`."""
     loss = MeanLoss(model)
 
     @torch.no_grad()
