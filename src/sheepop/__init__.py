@@ -24,6 +24,14 @@ else:
 # OpenMP's threads read this when torch is loaded. After a parallel region they would wait for the next for milliseconds
 # without leaving their processor, which another program, or a thread that they wait for, may need.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# Without these, ONNX Runtime, Ray, MLflow and Hugging Face's libraries report their use to their makers.
+for _name, _value in {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}.items():
+    os.environ.setdefault(_name, _value)
 
 __version__ = "0.2.0"
 __all__ = [

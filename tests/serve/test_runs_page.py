@@ -404,7 +404,9 @@ def test_the_curves_are_the_rows_of_the_runs(page: Any, watching: Live, runs: di
     hide.first.click()
     assert hide.first.get_attribute("aria-pressed") == "false"
     page.get_by_text("The numbers as a table").click()
-    cells = page.locator("details tbody tr").nth(3).locator("td").all_inner_texts()
+    row = page.locator("details tbody tr").nth(3)
+    row.wait_for()
+    cells = row.locator("td").all_inner_texts()
     assert cells[:2] == ["4", f"{losses[3]:.4f}"]
 
 
@@ -450,11 +452,11 @@ def test_one_step_is_chosen_for_texts_curves_and_the_network(page: Any, watching
     page.goto(f"{watching.url}/ui#room=training&run=first&beside=second+run")
     page.wait_for_selector("text=step 6 ·")
     assert page.locator("pre").first.inner_text().endswith(samples[-1]["text"].rstrip("\n"))
-    assert page.get_by_text("reward 0.7500, advantage -0.5000, check.py 0.7500, judge –").count() == 1
+    page.get_by_text("reward 0.7500, advantage -0.5000, check.py 0.7500, judge –").wait_for()
     assert page.locator("pre", has_text="2+2?").inner_text() == "2+2? <b>4</b>"
     page.locator("td", has_text="training.max_steps").wait_for()
-    assert page.get_by_role("link", name="Plan of first").count() == 1
-    assert page.get_by_text("second run: These heads add nothing to the output of their layers: 0.1.").count() == 1
+    page.get_by_role("link", name="Plan of first").wait_for()
+    page.get_by_text("second run: These heads add nothing to the output of their layers: 0.1.").wait_for()
 
     point_at(page, "Loss", 4, click=True)
     page.wait_for_selector("text=step 4 · training loss")
