@@ -148,6 +148,13 @@ def test_the_line_that_names_the_choice_names_the_keys_that_fix_it(
     assert line.endswith("Using fp32 100 ms. To always use it: training.precision=fp32.")
 
 
+def test_a_choice_against_the_median_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another program disturbed every third step of bf16, so one group of its times is no faster.
+    times = {("fp32", False): [0.1] * 6, ("bf16", False): [0.05, 0.12, 0.05] * 2}
+    _, line, _ = measure(monkeypatch, times)
+    assert line.startswith("Measured one step: fp32 100 ms, bf16 50 ms. Using fp32 100 ms, as the times vary too much")
+
+
 @pytest.mark.parametrize(("seconds", "each"), [(12.0, 4.0), (3.0, 2.0)])
 def test_what_is_timed_shares_the_time_and_tells_how_long_it_took(
     monkeypatch: pytest.MonkeyPatch, seconds: float, each: float

@@ -114,7 +114,9 @@ def measure_step(
         time_candidates([timings[fastest(times)].precision], True)
     chosen = timings[fastest(times)]
     measured = ", ".join(map(str, timings))
-    console.info(f"Measured one step: {measured}. Using {chosen}.{_how_to_fix(config, chosen)}")
+    is_sure = chosen.seconds <= min(timing.seconds for timing in timings)
+    doubt = "" if is_sure else ", as the times vary too much to say that another is faster"
+    console.info(f"Measured one step: {measured}. Using {chosen}{doubt}.{_how_to_fix(config, chosen)}")
     if key is not None:
         quiet = processor.take() if device == "cpu" else 1.0
         remember(key, replace(chosen, seconds=chosen.seconds * quiet))
