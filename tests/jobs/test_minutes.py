@@ -109,16 +109,21 @@ def test_what_the_clock_changed_is_kept_by_a_run_that_is_stopped(
     assert [row["step"] for row in rows(run.path)] == list(range(1, outcome.steps + 1))
 
 
-def test_a_machine_that_became_slow_scores_less(timed: SheepOpConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its clock a quarter of the score takes 40 seconds of the 60 that are allowed, so that 0.375 of it fit."""
+@pytest.mark.parametrize(("elapsed", "share"), [(200.0, 60 / 160), (255.0, 45 / 160)])
+def test_a_machine_that_became_slow_scores_less(
+    timed: SheepOpConfig, monkeypatch: pytest.MonkeyPatch, elapsed: float, share: float
+) -> None:
+    """By its clock a quarter of the score takes 40 seconds; 60 are allowed, or what is left of five minutes."""
     plenty = rows(train(timed).run, "score")[0]["tokens"]
     now = iter([0.0, 40.0])
     monkeypatch.setattr("sheepop.jobs.run.train.time", SimpleNamespace(perf_counter=lambda: next(now)))
     monkeypatch.setattr("sheepop.jobs.run.train._PARTS_OF_SCORE", 4)
+    left = property(lambda times: elapsed if "Training" in times.seconds else 1.0)
+    monkeypatch.setattr("sheepop.jobs.run.record.StageTimes.elapsed", left)
     outcome = train(timed.replace(output_dir=f"{timed.output_dir}-slow"))
     deadline = RunRecord.read(RunDirectory.open(outcome.run)).deadline
     assert deadline is not None and deadline.score_seconds == 60
     assert deadline.scored_tokens is not None
     scored = rows(outcome.run, "score")[0]["tokens"]
-    assert deadline.scored_tokens == pytest.approx(0.375 * plenty, rel=0.1)
+    assert deadline.scored_tokens == pytest.approx(share * plenty, rel=0.1)
     assert 0 < scored <= deadline.scored_tokens  # whole rows

@@ -198,6 +198,22 @@ def test_a_run_that_goes_back_is_timed_anew_from_there() -> None:
     assert 78 <= revised.total_steps <= 80  # 39 seconds are left at step 40, and a step takes one
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "most_after", "total"),
+    [
+        (2.0, 90.0, 45),  # the score takes 20 seconds instead of 10, so (100 - 10) / 2 steps fit
+        (4.0, 25.0, 21),  # 40 seconds, of which 25 are allowed: (100 - 15) / 4
+        (0.5, 90.0, 200),  # a faster machine keeps the time of the score in reserve
+    ],
+)
+def test_a_slower_machine_leaves_more_time_for_the_score(step_seconds: float, most_after: float, total: int) -> None:
+    deadline, pace = Deadline(100.0, None, lambda pace: None, after=10.0, most_after=most_after), Pace(100)
+    revised = None
+    for step in range(1, 12):
+        revised = revised or deadline.revise(pace, step, step * step_seconds, 0.0)
+    assert revised is not None and revised.total_steps == total
+
+
 def test_what_was_decided_before_a_kill_is_not_decided_anew() -> None:
     pace = Pace(1000).revised(500, 800)
     deadline = Deadline(300.0, None, record=lambda pace: None)

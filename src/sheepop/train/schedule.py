@@ -173,12 +173,16 @@ class Deadline:
     """Computes how many steps fit into the `seconds` of a run, at most the `most_steps` of other budgets.
 
     The loop calls `record` with every change before it takes a step by it. The clock is read every twentieth of the
-    plan, and at once if the run is far too slow or too fast.
+    plan, and at once if the run is far too slow or too fast. The work after the loop takes `after` seconds if steps
+    take as long as planned, and likewise longer on a machine that became slower, up to `most_after`; the loop ends
+    earlier then.
     """
 
     seconds: float
     most_steps: int | None
     record: Callable[[Pace], None]
+    after: float = 0.0
+    most_after: float = math.inf
     _looks: list[_Look] = field(default_factory=list, init=False)
 
     def revise(self, pace: Pace, step: int, seconds: float, ending: float) -> Pace | None:
@@ -204,7 +208,9 @@ class Deadline:
         if step <= revised or (is_first and not is_far_off):
             return None
         step_seconds = (seconds - looks[0].seconds) / (step - looks[0].step)
-        total = step + max(1, math.floor((self.seconds - seconds - ending) / step_seconds))
+        slower = step_seconds * pace.planned / self.seconds
+        longer = max(0.0, min(slower * self.after, self.most_after) - self.after)
+        total = step + max(1, math.floor((self.seconds - seconds - ending - longer) / step_seconds))
         if self.most_steps is not None:
             total = max(step + 1, min(total, self.most_steps))
         to_go = pace.total_steps - step

@@ -108,7 +108,11 @@ def build_trainer(run: OpenRun) -> Iterator[Trainer]:
             keep_checkpoints=training.keep_checkpoints,
             trouble=training.trouble,
             state=state,
-            deadline=Deadline(budget.seconds, budget.most_steps, run.write_pace) if budget else None,
+            deadline=None
+            if budget is None
+            else Deadline(
+                budget.seconds, budget.most_steps, run.write_pace, budget.after_seconds, budget.score_seconds or 0.0
+            ),
             around_step=around_step,
             observe=build_analysis(config, parts.placement, parts.optimizers, console),
             console=console,

@@ -46,14 +46,15 @@ _STORED_AS = {"requested": "asked"}
 class Budget:
     """The budget of a run in minutes: seconds for the loop, and the most steps if another budget limits them.
 
-    The score at the end reads all held-out tokens, or `scored_tokens` of them; it may take `score_seconds`, which older
-    records do not have.
+    The score at the end reads all held-out tokens, or `scored_tokens` of them; it may take `score_seconds`. All that
+    comes after the loop takes `after_seconds` at the planned speed. Older records have neither.
     """
 
     seconds: float
     most_steps: int | None
     scored_tokens: int | None = None
     score_seconds: float | None = None
+    after_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

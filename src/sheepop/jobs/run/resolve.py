@@ -80,7 +80,8 @@ def resolved(
     training = in_memory(task, training, request.given, device, chooses_rows=chooses)
     timing = _measured(task.with_config(with_training(task.config, training)), device, request.ranks.size)
     tokens = task.schedule.num_samples * seq_len
-    timing, scored = besides_the_loop(training, timing, times.elapsed, held_out_tokens, seq_len, task.console, tokens)
+    elapsed = times.elapsed
+    timing, scored = besides_the_loop(training, timing, elapsed, held_out_tokens, seq_len, task.console, tokens)
     settled = resolve_training(
         training,
         timing,
@@ -93,6 +94,7 @@ def resolved(
     seconds = loop_seconds(task.config.training, timing)
     minutes = task.config.training.max_minutes
     score_seconds = None if minutes is None else 60 * VALIDATION_SHARE * minutes
+    after = 0.0 if timing is None else timing.measured_in - elapsed
     most = most_steps(task.config.training, task.schedule.num_samples, seq_len)
     dtype = torch_dtype(settled.precision)
     record = RunRecord(
@@ -100,7 +102,7 @@ def resolved(
         tokenizer_fingerprint=task.tokenizer().fingerprint(),
         requested=requested.model_dump(mode="json"),
         step_seconds=timing.seconds if timing else None,
-        deadline=None if seconds is None else Budget(seconds, most, scored, score_seconds),
+        deadline=None if seconds is None else Budget(seconds, most, scored, score_seconds, after),
         matrix_peak_flops=matrix_peak(dtype, device),
         nominal_peak_flops=nominal_peak(dtype, device),
         forked_from=None if task.origin is None else task.origin.as_record(),

@@ -179,6 +179,8 @@ def _scored_tokens(run: OpenRun, held_out: Batches, score: Callable[[int], Any])
 
     A small part of the score, which counts for nothing, shows how long the planned one would take.
     """
+    from sheepop.train.budget import VALIDATION_SHARE
+
     deadline = run.record.deadline
     if deadline is None:
         return None
@@ -187,6 +189,8 @@ def _scored_tokens(run: OpenRun, held_out: Batches, score: Callable[[int], Any])
     part = planned // _PARTS_OF_SCORE
     if allowed is None or part < held_out.tokens_per_sample:
         return deadline.scored_tokens
+    left = allowed / VALIDATION_SHARE - run.times.elapsed
+    allowed = min(allowed, max(left, deadline.after_seconds))
     start = time.perf_counter()
     score(part)
     needed = _PARTS_OF_SCORE * (time.perf_counter() - start)
