@@ -175,7 +175,7 @@ def test_every_key_at_the_top_is_read(sources: dict[Path, str]) -> None:
     [
         ("training", "eval_tokens"),
         ("data", "stride"),
-        ("generation", "use_cache"),
+        ("generation", "use_memory"),
         ("model", "norm"),
         ("data.clean.quality.gopher", "min_stop_words"),
         ("training.layers", "weight_decay"),

@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_text_however_it_is_run(run: Run, trained: 
     common = ("generate", trained, "-p", "Sheep", "-p", "number 2", "--seed", "4", "--max-new-tokens", "8", "--json")
     texts = [
         [row["text"] for row in json.loads(run(*common, *extra).out)]
-        for extra in ((), ("--apart",), ("--no-cache",), ("--no-cache", "--apart"))
+        for extra in ((), ("--apart",), ("--batch-invariant",), ("--batch-invariant", "--apart"))
     ]
     assert texts[0] == texts[1] == texts[2] == texts[3]
     assert len(texts[0]) == 2

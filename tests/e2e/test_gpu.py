@@ -14,6 +14,7 @@ from sheepop.jobs.config import load_config
 from sheepop.jobs.generate import load_generator
 from sheepop.model import ModelConfig, build_model
 
+from ..generate.recomputing import RecomputingGenerator
 from ..running import train
 
 pytestmark = [
@@ -81,14 +82,10 @@ def test_a_run_repeats_and_resumes_bit_for_bit(text: Path, tmp_path: Path) -> No
 
 def test_text_is_the_same_with_and_without_the_cache(text: Path, tmp_path: Path) -> None:
     run(text, tmp_path / "run", 20)
+    generator = load_generator(tmp_path / "run", device="cuda")
+    config = GenerationConfig(temperature=0.0, max_new_tokens=24)
     texts = [
-        [
-            completion.text
-            for completion in load_generator(tmp_path / "run", device="cuda").generate(
-                ["Sheep", "number 12"],
-                GenerationConfig(temperature=0.0, max_new_tokens=24, use_cache=use_cache),
-            )
-        ]
-        for use_cache in (True, False)
+        [completion.text for completion in each.generate(["Sheep", "number 12"], config)]
+        for each in (generator, RecomputingGenerator(generator.model, generator.tokenizer))
     ]
     assert texts[0] == texts[1]

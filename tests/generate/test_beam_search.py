@@ -17,6 +17,8 @@ from sheepop.core.errors import ConfigError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.beam_search import Beam
 
+from .recomputing import GENERATORS, RecomputingGenerator
+
 VOCABULARY, EOS = 4, 3
 
 
@@ -128,13 +130,12 @@ def test_tokens_that_are_forbidden_are_not_taken_even_when_there_are_few_others(
     assert [hypothesis.token_ids for hypothesis in searched.live] == [(1,)]
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_a_decoder_finds_the_text_that_an_exhaustive_search_finds(toy_model, characters, use_cache) -> None:
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_a_decoder_finds_the_text_that_an_exhaustive_search_finds(toy_model, characters, generator) -> None:
     """The beam is wide enough for every first token, so all texts of up to two tokens are compared."""
     model = toy_model(vocab_size=characters.vocab_size, position_encoding="rope")
-    generator = Generator(model, characters)
-    config = GenerationConfig(num_beams=128, max_new_tokens=2, length_penalty=0.0, use_cache=use_cache)
-    (done,) = generator.generate(["sheep"], config)
+    config = GenerationConfig(num_beams=128, max_new_tokens=2, length_penalty=0.0)
+    (done,) = generator(model, characters).generate(["sheep"], config)
     prompt = characters.encode("sheep")
     forbidden = [characters.pad_id, characters.unk_id, characters.bos_id]
     with torch.inference_mode():
@@ -161,7 +162,7 @@ def test_a_beam_is_at_least_as_good_as_greedy_and_the_same_with_and_without_cach
     one = generator.generate(prompts, GenerationConfig(temperature=0, num_beams=1, **settings))
     assert [done.token_ids for done in one] == [done.token_ids for done in greedy]
     four = generator.generate(prompts, GenerationConfig(num_beams=4, **settings))
-    plain = generator.generate(prompts, GenerationConfig(num_beams=4, use_cache=False, **settings))
+    plain = RecomputingGenerator(model, characters).generate(prompts, GenerationConfig(num_beams=4, **settings))
     apart = generator.generate(prompts, GenerationConfig(num_beams=4, **settings), batched=False)
     for searched, other, alone, taken in zip(four, plain, apart, greedy, strict=True):
         assert searched.token_ids == other.token_ids == alone.token_ids

@@ -14,7 +14,6 @@ def test_the_defaults_are_those_that_read_well() -> None:
     config = GenerationConfig()
     assert (config.temperature, config.top_p, config.top_k, config.repetition_penalty) == (0.8, 0.95, None, 1.0)
     assert config.max_new_tokens == 256
-    assert config.use_cache
     assert not config.greedy
 
 
@@ -54,18 +53,9 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(key: str, value: object,
     assert words in str(caught.value)
 
 
-def test_memory_and_cache_are_used_unless_a_request_says_otherwise() -> None:
-    for found, expected in (
-        (requested(), (True, True)),
-        (requested(memory=False), (False, True)),
-        (requested(memory=True, cache=False), (True, False)),
-    ):
-        assert (found.use_memory, found.use_cache) == expected
-
-
-def test_a_data_type_for_no_cache_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use_cache = False stores nothing in cache_dtype = fp8; leave one out"):
-        validate(GenerationConfig, {"use_cache": False, "cache_dtype": "fp8"})
+def test_the_memory_is_used_unless_a_request_says_otherwise() -> None:
+    for found, expected in ((requested(), True), (requested(memory=False), False), (requested(memory=True), True)):
+        assert found.use_memory == expected
 
 
 def test_a_misspelt_key_is_refused_with_the_right_one() -> None:

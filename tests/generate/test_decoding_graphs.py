@@ -23,6 +23,8 @@ from sheepop.generate.runner import DecodingGraphs, StaticPasses
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 
+from .recomputing import RecomputingGenerator
+
 Work = Callable[[], None]
 NETWORKS: list[dict[str, Any]] = [
     {"position_encoding": "rope", "num_kv_heads": 2},
@@ -136,8 +138,8 @@ def test_passes_over_static_buffers_write_what_passes_with_new_ones_do(
     assert len(described) > 40 and set(described) == {0 if "experts" in network else 1}
     monkeypatch.setattr(StaticPasses, "of", lambda *_: None)
     expected = Generator(model, tokenizer, max_batch_size=3).generate(prompts, configs)
-    monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=0, use_cache=False))
-    recomputed = Generator(model, tokenizer).generate(prompts, [config.replace(use_cache=False) for config in configs])
+    monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=0))
+    recomputed = RecomputingGenerator(model, tokenizer).generate(prompts, configs)
     for completions in found:
         assert [one.token_ids for one in completions] == [one.token_ids for one in recomputed]
         assert [one.logprobs for one in completions] == [one.logprobs for one in expected]

@@ -18,6 +18,8 @@ from sheepop.model import Transformer
 from sheepop.model.probe import watch
 from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, tokenizer_from_json, train_tokenizer
 
+from .recomputing import GENERATORS, RecomputingGenerator
+
 Build = Callable[..., Transformer]
 
 PROMPTS = ["def main(argument):", "x", "It was a dark and stormy", "<eos>"]
@@ -60,9 +62,8 @@ def test_greedy_text_is_the_same_with_and_without_cache_together_and_apart(
     model = toy_model(position_encoding=position_encoding, norm=norm, num_kv_heads=num_kv_heads)
     expected = [plain_greedy(model, characters, prompt, 24) for prompt in PROMPTS]
     assert len(set("".join(expected))) > 10  # the text varies
-    generator = Generator(model, characters)
-    for use_cache, batched in product([True, False], [True, False]):
-        assert texts(generator.generate(PROMPTS, GREEDY.replace(use_cache=use_cache), batched=batched)) == expected
+    for generator, batched in product(GENERATORS, [True, False]):
+        assert texts(generator(model, characters).generate(PROMPTS, GREEDY, batched=batched)) == expected
 
 
 @pytest.mark.parametrize("max_seq_len", [1, 2, 9, 16])
@@ -71,10 +72,9 @@ def test_windowed_greedy_text_equals_the_plain_loop(
 ) -> None:
     model = toy_model(max_seq_len=max_seq_len, position_encoding="learned")
     expected = [plain_greedy(model, characters, prompt, 40) for prompt in PROMPTS]
-    generator = Generator(model, characters)
-    for use_cache, batched in product([True, False], [True, False]):
-        config = GREEDY.replace(on_overflow="window", max_new_tokens=40, use_cache=use_cache)
-        completions = generator.generate(PROMPTS, config, batched=batched)
+    config = GREEDY.replace(on_overflow="window", max_new_tokens=40)
+    for generator, batched in product(GENERATORS, [True, False]):
+        completions = generator(model, characters).generate(PROMPTS, config, batched=batched)
         assert texts(completions) == expected
         assert {c.finish_reason for c in completions} <= {"length", "stop"}
         assert all(len(c.token_ids) == 40 or c.finish_reason == "stop" for c in completions)
@@ -85,10 +85,10 @@ def test_sampled_text_does_not_depend_on_cache_batch_or_order_of_calls(
 ) -> None:
     model = toy_model()
     expected = texts(Generator(model, characters).generate(PROMPTS, SAMPLED))
-    for use_cache, batched, size in product([True, False], [True, False], [2, 3]):
-        generator = Generator(model, characters, max_batch_size=size)
+    for generator, batched, size in product(GENERATORS, [True, False], [2, 3]):
         torch.manual_seed(size)
-        assert texts(generator.generate(PROMPTS, SAMPLED.replace(use_cache=use_cache), batched=batched)) == expected
+        completions = generator(model, characters, max_batch_size=size).generate(PROMPTS, SAMPLED, batched=batched)
+        assert texts(completions) == expected
     assert texts(Generator(model, characters).generate(PROMPTS[:2], SAMPLED)) == expected[:2]
 
 
@@ -134,7 +134,7 @@ def test_each_prompt_is_written_with_its_own_settings(toy_model: Build, characte
     [
         ([GREEDY], "2 prompts were given with 1 configurations"),
         ([GREEDY, GREEDY.replace(num_beams=2)], "the same num_beams"),
-        ([GREEDY, GREEDY.replace(use_cache=False)], "the same use_cache"),
+        ([GREEDY, GREEDY.replace(batch_invariant=True)], "the same batch_invariant"),
     ],
 )
 def test_settings_that_cannot_be_mixed_are_refused(
@@ -224,7 +224,7 @@ def test_a_new_token_runs_the_network_on_one_position(toy_model: Build, characte
         Generator(model, characters).generate(["hello"], config)
         assert counts == [5, 1, 1, 1, 1, 1]
         counts.clear()
-        Generator(model, characters).generate(["hello"], config.replace(use_cache=False))
+        RecomputingGenerator(model, characters).generate(["hello"], config)
     assert counts == [5, 6, 7, 8, 9, 10]
 
 
@@ -371,17 +371,14 @@ def test_a_tokenizer_larger_than_the_model_is_refused(toy_model: Build) -> None:
         Generator(toy_model(), CharTokenizer("é"))
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_damaged_weights_are_named_with_the_position(
-    toy_model: Build, characters: CharTokenizer, use_cache: bool
-) -> None:
+def test_damaged_weights_are_named_with_the_position(toy_model: Build, characters: CharTokenizer) -> None:
     model = toy_model(position_encoding="learned")
     with torch.no_grad():
         model.added_positions.table[10] = math.nan
     generator = Generator(model, characters)
     for config in (GREEDY, SAMPLED):
         with pytest.raises(CheckpointError, match=r"position 11 of prompt 1 .*earlier checkpoint"):
-            generator.generate(["abc", "12345678"], config.replace(use_cache=use_cache))
+            generator.generate(["abc", "12345678"], config)
 
 
 def test_the_caller_can_stop_it(chain_model: Build, characters: CharTokenizer) -> None:

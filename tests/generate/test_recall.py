@@ -55,7 +55,7 @@ def test_a_score_with_a_memory_is_that_of_the_corrected_logits(toy_model: Build,
     assert found.best_logprobs == pytest.approx([float(each.max()) for each in expected[4:]], abs=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"guesses": 3}, {"use_cache": False}, {"num_completions": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"guesses": 3}, {"num_completions": 2}], ids=str)
 def test_each_token_is_chosen_from_corrected_logits(
     toy_model: Build, memory: CorpusMemory, settings: dict[str, int]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from sheepop.generate import GenerationConfig
 from sheepop.generate.native_block import NativeBlock, with_native_blocks
 from sheepop.model import EncoderDecoder, Transformer
 
+from .recomputing import recomputing
 from .test_engine import NETWORKS, Asked, as_request, build_engine, plain
 
 Build = Callable[..., Transformer]
@@ -74,21 +76,21 @@ def test_a_mixed_batch_writes_what_each_network_writes_alone(toy_model: Build, k
     assert len({str(text) for text in texts}) == len(texts)
 
 
-def test_a_beam_and_a_network_without_a_cache_have_adapters_too(toy_model: Build) -> None:
+def test_a_beam_has_adapters_too(toy_model: Build) -> None:
     model = toy_model().double()
     adapter, network = adapted(model, 1)
     wide = GenerationConfig(max_new_tokens=6, num_beams=3)
     texts = []
-    for own, given in ((model, adapter), (network, None)):
-        for use_cache in (True, False):
-            engine = build_engine(own, num_blocks=64, max_tokens=32, max_sequences=4, use_cache=use_cache)
-            request = as_request(0, Asked(PROMPT, wide), own, given)
-            engine.add(request)
-            with torch.inference_mode():
-                while not engine.is_idle:
-                    engine.step()
-            texts.append(request.candidates[0].token_ids)
-    assert texts[0] == texts[1] == texts[2] == texts[3] != []
+    for own, given, way in ((model, adapter, nullcontext()), (network, None, recomputing(network))):
+        with way:
+            engine = build_engine(own, num_blocks=64, max_tokens=32, max_sequences=4)
+        request = as_request(0, Asked(PROMPT, wide), own, given)
+        engine.add(request)
+        with torch.inference_mode():
+            while not engine.is_idle:
+                engine.step()
+        texts.append(request.candidates[0].token_ids)
+    assert texts[0] == texts[1] != []
 
 
 def test_only_requests_of_one_adapter_share_what_is_cached(toy_model: Build) -> None:

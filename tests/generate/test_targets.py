@@ -13,6 +13,8 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.model import EncoderDecoder
 
+from .recomputing import GENERATORS
+
 SOURCES = ["reverse abc", "x", "sort cba, and then some", "y"]
 Build = Callable[..., EncoderDecoder]
 
@@ -39,11 +41,11 @@ def plainly(model: EncoderDecoder, characters, source: str, count: int) -> list[
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "rope", "alibi", "none"])
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_targets_are_those_of_the_plain_loop(build: Build, characters, encoding: str, use_cache: bool) -> None:
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_greedy_targets_are_those_of_the_plain_loop(build: Build, characters, encoding: str, generator) -> None:
     model = build(position_encoding=encoding)
-    config = GenerationConfig(temperature=0, max_new_tokens=9, use_cache=use_cache)
-    completions = Generator(model, characters, max_batch_size=3).generate(SOURCES, config)
+    config = GenerationConfig(temperature=0, max_new_tokens=9)
+    completions = generator(model, characters, max_batch_size=3).generate(SOURCES, config)
     for source, done in zip(SOURCES, completions, strict=True):
         assert done.token_ids == plainly(model, characters, source, 9)
         assert done.text == characters.decode(done.token_ids)
@@ -53,15 +55,15 @@ def test_greedy_targets_are_those_of_the_plain_loop(build: Build, characters, en
     assert len({tuple(done.token_ids) for done in completions}) > 1
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_rows_that_end_leave_the_others_with_their_own_sources(build: Build, characters, use_cache: bool) -> None:
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_rows_that_end_leave_the_others_with_their_own_sources(build: Build, characters, generator) -> None:
     """A likely end token gives targets of many lengths."""
     model = build(position_encoding="rope")
     with torch.no_grad():
         model.lm_head.weight[characters.eos_id] *= 2.5
     sources = [f"{first}{second}" for first, second in itertools.product("abcdefgh", repeat=2)][::3]
-    config = GenerationConfig(temperature=0, max_new_tokens=12, use_cache=use_cache)
-    together = Generator(model, characters, max_batch_size=32).generate(sources, config)
+    config = GenerationConfig(temperature=0, max_new_tokens=12)
+    together = generator(model, characters, max_batch_size=32).generate(sources, config)
     assert len({len(done.token_ids) for done in together}) > 2
     for source, done in zip(sources, together, strict=True):
         assert done.token_ids == plainly(model, characters, source, 12), source
@@ -82,10 +84,9 @@ def test_beam_search_finds_the_likeliest_target_of_all(build: Build, characters)
         if token != characters.eos_id:
             totals |= {(token, other): float(first[token] + second[row, other]) for other in allowed}
     best = max(totals, key=lambda text: totals[text] / ((5 + len(text)) / 6) ** 0.6)
-    generator = Generator(model, characters, max_batch_size=200)
-    for use_cache in (True, False):
-        config = GenerationConfig(num_beams=150, max_new_tokens=2, use_cache=use_cache)
-        (done,) = generator.generate(["sheep"], config)
+    for generator in GENERATORS:
+        config = GenerationConfig(num_beams=150, max_new_tokens=2)
+        (done,) = generator(model, characters, max_batch_size=200).generate(["sheep"], config)
         assert tuple(done.token_ids) == best
         assert sum(done.logprobs) == pytest.approx(totals[best], abs=1e-5)
 

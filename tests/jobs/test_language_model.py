@@ -52,10 +52,7 @@ def test_a_tokenizer_has_a_length_and_can_be_called(lm: sheepop.LanguageModel) -
         ({"beams": 2, "max_new_tokens": 9}, {"num_beams": 2, "temperature": 0.0, "max_new_tokens": 9}),
         ({"window": True, "max_new_tokens": 40, "seed": 3}, {"on_overflow": "window", "max_new_tokens": 40, "seed": 3}),
         ({"seed": 3}, {"on_overflow": "slide", "seed": 3}),
-        (
-            {"stop": "e", "cache": False, "seed": 1},
-            {"stop": ("e",), "use_cache": False, "on_overflow": "slide", "seed": 1},
-        ),
+        ({"stop": "e", "seed": 1}, {"stop": ("e",), "on_overflow": "slide", "seed": 1}),
     ],
 )
 def test_settings_have_the_names_of_the_command_line(run: Path, lm: sheepop.LanguageModel, asked, meant) -> None:

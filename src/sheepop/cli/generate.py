@@ -59,7 +59,6 @@ def generate(
     guesses: option.Guesses = None,
     draft_model: option.DraftModel = None,
     no_memory: option.NoMemory = False,
-    no_cache: option.NoCache = False,
     cache_dtype: option.CacheDtype = None,
     batch_invariant: option.BatchInvariant = False,
     tensor_parallel: option.TensorParallel = 1,
@@ -125,7 +124,6 @@ def generate(
         grammar=None if grammar is None else option.read_text(grammar, "grammar file"),
         guesses=guesses,
         memory=not no_memory,
-        cache=not no_cache,
         cache_dtype=cache_dtype,
         batch_invariant=batch_invariant,
     )

@@ -132,7 +132,6 @@ DraftModel = Annotated[
 NoMemory = Annotated[
     bool, typer.Option("--no-memory", help="Leave the memory of the training text, if the model has one, aside.")
 ]
-NoCache = Annotated[bool, _speed("--no-cache", help="Recompute keys and values for each token.")]
 CacheDtype = Annotated[
     Literal["auto", "int8", "fp8"] | None,
     _speed(help="int8 and fp8 cache keys and values in 8 bits.", show_default="generation.cache_dtype"),

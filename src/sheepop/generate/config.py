@@ -18,7 +18,7 @@ GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # The settings that beam search uses.
 _OF_SEARCH = (
     *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
-    *("use_memory", "use_cache", "cache_dtype", "batch_invariant"),
+    *("use_memory", "cache_dtype", "batch_invariant"),
 )
 # The settings that only sampling uses, with their neutral values.
 _OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
@@ -56,7 +56,6 @@ class Settings(TypedDict, total=False):
     guesses: int | None
     window: bool
     memory: bool
-    cache: bool
     cache_dtype: CacheDtype | None
     batch_invariant: bool
 
@@ -95,9 +94,8 @@ def requested(**settings: Unpack[Settings]) -> GenerationConfig:
         given["on_overflow"] = "window"
     elif "max_new_tokens" not in given and not searches:
         given["on_overflow"] = "slide"
-    for name in ("memory", "cache"):
-        if given.pop(name, True) is False:
-            given[f"use_{name}"] = False
+    if given.pop("memory", True) is False:
+        given["use_memory"] = False
     if "beams" in given:
         given["num_beams"] = given.pop("beams")
     return validate(GenerationConfig, given)
@@ -205,8 +203,6 @@ class GenerationConfig(Config):
     text."""
     use_memory: bool = True
     """Let the model look words up in the memory of its training text, if it has one; `false`: the network alone."""
-    use_cache: bool = True
-    """Cache keys and values; `false` runs the network on the whole text for every token."""
     cache_dtype: CacheDtype = "auto"
     """The data type of cached keys and values: `auto` is that of the network; `int8` and `fp8` (e4m3) have 8 bits, with
     a scale for each head of a token."""
@@ -273,8 +269,6 @@ class GenerationConfig(Config):
             raise ValueError(
                 f"min_new_tokens = {self.min_new_tokens} is more than max_new_tokens = {self.max_new_tokens}"
             )
-        if self.cache_dtype != "auto" and not self.use_cache:
-            raise ValueError(f"use_cache = False stores nothing in cache_dtype = {self.cache_dtype}; leave one out")
         names = [name for name in GRAMMARS if getattr(self, name) not in (None, ())]
         if len(names) > 1:
             raise ValueError(f"a text can follow only one of {' and '.join(names)}")

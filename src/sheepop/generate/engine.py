@@ -18,7 +18,7 @@ from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
 from sheepop.generate.recall import contexts, corrected, numbers_written
 from sheepop.generate.request import Candidate, Request
-from sheepop.generate.runner import PagedRunner, RecomputingRunner, Runner, is_led, paged_runner
+from sheepop.generate.runner import PagedRunner, Runner, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
@@ -75,7 +75,6 @@ class Engine:
         max_waiting: int,
         max_tokens: int | None = None,
         block_size: int = BLOCK_SIZE,
-        use_cache: bool = True,
         cache_dtype: CacheDtype = "auto",
         batch_invariant: bool = False,
         guesses: int = 0,
@@ -85,10 +84,9 @@ class Engine:
     ) -> Engine:
         """Builds an engine whose cache has `num_blocks` blocks of `block_size` tokens.
 
-        It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. Without `use_cache` it runs
-        the network on whole texts. `max_tokens` per step, by default those of `tokens_per_step`, is raised to the
-        minimum that `max_sequences` texts need. `steps_ahead` is 1 on a GPU, by default, and 0 elsewhere. A `memory`
-        corrects the logits of requests that use it.
+        It guesses `guesses` tokens ahead, with the smaller model in `draft` or by lookup. `max_tokens` per step, by
+        default those of `tokens_per_step`, is raised to the minimum that `max_sequences` texts need. `steps_ahead` is 1
+        on a GPU, by default, and 0 elsewhere. A `memory` corrects the logits of requests that use it.
         """
         max_tokens = max(max_tokens or tokens_per_step(model.device), max_sequences * (1 + guesses))
 
@@ -103,13 +101,7 @@ class Engine:
             }
             return manager, paged_runner(network, **settings)
 
-        if not use_cache and is_led(model):
-            raise UsageError("A model that is split over several processes needs the cache. Leave --no-cache out.")
-        runner: Runner
-        if use_cache:
-            manager, runner = prepared(model)
-        else:
-            manager, runner = BlockManager([num_blocks], [None], block_size), RecomputingRunner(model)
+        manager, runner = prepared(model)
         drafter: Drafter | None = LookupDrafter(guesses) if guesses else None
         if guesses and draft is not None:
             blocks, small = prepared(draft[0])

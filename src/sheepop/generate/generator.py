@@ -140,7 +140,7 @@ class Generator:
         """Continues every prompt, a text or a list of token ids; returns completions in the order of the prompts.
 
         For an encoder-decoder a prompt is a source and the completion its target. `config` is one for all prompts or
-        one for each; these must agree in `num_beams`, `use_cache`, `cache_dtype` and `batch_invariant`.
+        one for each; these must agree in `num_beams`, `cache_dtype` and `batch_invariant`.
 
         The text of prompt i is a function of (model, prompt, config, seed, i). It does not change, up to rounding, if
         prompts run together, one after another (`batched` False), or on several ranks, which all return all
@@ -220,7 +220,7 @@ class Generator:
         needed = max(request.width * -(-request.longest // BLOCK_SIZE) for request in requests)
         # CUDA graphs read the memory in which they were captured.
         places = [weight.data_ptr() for weight in self._weights if not isinstance(weight, StoredWeight)]
-        kind = (max_sequences, guesses, config.cache_dtype, config.use_cache, config.batch_invariant, *places)
+        kind = (max_sequences, guesses, config.cache_dtype, config.batch_invariant, *places)
         self._refresh()
         versions, kept = self._versions(), self._kept
         if (
@@ -239,7 +239,6 @@ class Generator:
         engine = self.serving_engine(
             max_sequences=max_sequences,
             max_waiting=len(requests),
-            use_cache=config.use_cache,
             cache_dtype=config.cache_dtype,
             batch_invariant=config.batch_invariant,
             guesses=guesses,
@@ -270,7 +269,7 @@ class Generator:
                 f"{len(prompts)} prompts were given with {len(configs)} configurations. Give one for all, or one per "
                 "prompt."
             )
-        for name in ("num_beams", "use_cache", "cache_dtype", "batch_invariant"):
+        for name in ("num_beams", "cache_dtype", "batch_invariant"):
             if len({getattr(each, name) for each in configs}) > 1:
                 raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
         drawn = secrets.randbits(32)
@@ -329,7 +328,6 @@ class Generator:
         max_waiting: int,
         max_tokens: int | None = None,
         cache_bytes: int | None = None,
-        use_cache: bool = True,
         cache_dtype: CacheDtype = "auto",
         batch_invariant: bool = False,
         guesses: int = 0,
@@ -351,7 +349,6 @@ class Generator:
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             max_tokens=max_tokens,
-            use_cache=use_cache,
             cache_dtype=cache_dtype,
             batch_invariant=batch_invariant,
             guesses=guesses,

@@ -1,4 +1,4 @@
-"""Runs the network on the tokens of a step: with the paged cache, or on whole texts each time."""
+"""Runs the network on the tokens of a step, with the paged cache."""
 
 from __future__ import annotations
 
@@ -204,42 +204,6 @@ def length_batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         count = max(1, most // max(1, lengths[order[-1]]))
         yield order[-count:]
         del order[-count:]
-
-
-class RecomputingRunner:
-    """Runs the network on every whole text for every token: slow, and the reference for `PagedRunner`."""
-
-    def __init__(self, model: Transformer) -> None:
-        self._model, self._networks = model, Networks(model)
-        self._sources = _Sources(self._networks) if isinstance(model, EncoderDecoder) else None
-
-    def require(self, adapter: Adapter) -> None:
-        """Raises `UsageError` if texts with this adapter cannot be read."""
-        self._networks.require(adapter)
-
-    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
-        """Reads every text whose next token is needed, from its beginning."""
-        grants = [(share, grant) for share in shares for grant in share.grants if grant.num_predictions]
-        device = self._model.device
-        if not grants:
-            return torch.empty(0, self._model.config.vocabulary, device=device)
-        texts = [[*grant.reader.context, *grant.reader.drafts][: grant.chunk.end] for _, grant in grants]
-        longest = max(map(len, texts))
-        input_ids = torch.tensor([[*text, *[_PADDING_ID] * (longest - len(text))] for text in texts], device=device)
-        input_ids = with_sampled(input_ids, sampled)
-        lengths = torch.tensor(list(map(len, texts)), device=device)[:, None]
-        # Padding has the position of the row's last token, so that no position beyond the row's length is looked up.
-        inputs: dict[str, Any] = {"positions": torch.arange(longest, device=device).minimum(lengths - 1)}
-        if self._sources is not None:
-            sources = [(grant.reader.adapter, share.request.source_ids) for share, grant in grants]
-            inputs["memory"], _ = self._sources.memory(sources, [1] * len(grants))
-        model = self._networks.of([grant.reader.adapter for _, grant in grants])
-        hidden_BTD = model.hidden_states(input_ids, **inputs)
-        parts = [
-            hidden_BTD[row, len(text) - grant.num_predictions : len(text)]
-            for row, (text, (_, grant)) in enumerate(zip(texts, grants, strict=True))
-        ]
-        return self._model.read_out(torch.cat(parts)[:, None])[:, 0]
 
 
 class _Sources:

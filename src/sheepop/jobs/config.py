@@ -58,8 +58,12 @@ _RENAMED_VALUES = {
     "tuning.ppo.value_model": {"apart": "separate"},
     "tuning.grpo.loss_type": {"answers": "grpo", "tokens": "dapo", "longest": "dr_grpo"},
 }
-_REMOVED: dict[str, Any] = {"data.clean.toxicity.classifier": None, "data.clean.toxicity.classifier_threshold": 0.9}
-"""Keys that are no more, with their defaults, which did nothing. Other values are refused like unknown keys."""
+_REMOVED: dict[str, Any] = {
+    "data.clean.toxicity.classifier": None,
+    "data.clean.toxicity.classifier_threshold": 0.9,
+    "generation.use_cache": True,
+}
+"""Keys that are no more, with their defaults. Other values are refused like unknown keys."""
 
 
 class SheepOpConfig(Config):
