@@ -140,29 +140,38 @@ def plain(request: Request, model: Transformer) -> list[list[int]]:
 def plain_texts(
     request: Request, model: Transformer, cache_dtype: CacheDtype = "auto"
 ) -> list[tuple[list[int], list[float]]]:
-    """The tokens and their log-probabilities by definition: the network reads the whole context for each token."""
+    """The tokens and their log-probabilities by definition: the network reads the whole context for each token.
+
+    A network that sees no later token reads the context of several at once, if the engine has written what follows.
+    """
     caching = {} if cache_dtype == "auto" else {"cache": RoundedPass(cache_dtype)}
-    texts, config = [], request.config
+    texts, config, chooser, tokenizer = [], request.config, sampler(model), CharTokenizer()
     source, longest = request.prompt.source_ids, model.config.max_seq_len
     for candidate in request.candidates:
         written: list[int] = []
         logprobs: list[float] = []
-        context = list(request.prompt.token_ids)
+        context, following = list(request.prompt.token_ids), list[int]()
         while len(written) < config.max_new_tokens and 3 not in written:
-            shown = CharTokenizer().decode(written[max(0, config.min_new_tokens - 1) :])
+            shown = tokenizer.decode(written[max(0, config.min_new_tokens - 1) :]) if config.stop else ""
             if len(written) >= config.min_new_tokens and any(stop in shown for stop in config.stop):
                 break
             if source is not None and len(context) == longest:
                 break  # a target needs its beginning
-            read = [torch.tensor([context])] if source is None else [torch.tensor([source]), torch.tensor([context])]
+            if not following:
+                following = [*candidate.token_ids[len(written) :][: longest - len(context)], -1]
+                ids = torch.tensor([context + following[:-1]])
+                read = [ids] if source is None else [torch.tensor([source]), ids]
+                logits = iter(model(*read, **caching)[0, len(context) - 1 :])
             occurrences = Occurrences(request.prompt.token_ids, written)
             row = Row(config, len(written), candidate.seed, occurrences if config.penalises else None)
-            choice = sampler(model).choose(model(*read, **caching)[:, -1], [row])
+            choice = chooser.choose(next(logits)[None], [row])
             written += choice.token_ids
             logprobs += choice.logprobs
             context.append(written[-1])
             if len(context) > longest:
-                context = context[-max(1, longest // 2) :]
+                context, following = context[-max(1, longest // 2) :], []
+            elif following.pop(0) != written[-1]:
+                following = []
         texts.append((written, logprobs))
     return texts
 
