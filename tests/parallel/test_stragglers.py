@@ -67,7 +67,7 @@ def _frames_of(module: str) -> list[object]:
 def test_ranks_that_wait_for_one_name_it_and_ranks_that_are_alike_name_none(together: Together, tmp_path: Path) -> None:
     sleep = "time.sleep({}); globals().update(calls=0)"
     place = ("sheepop.train.placement", "Loss.back", "1")
-    more = ["training.max_steps=24", "training.eval_interval=24", "parallel.zero=3"]
+    more = ["training.max_steps=14", "training.eval_interval=14", "parallel.zero=3"]
     for name, seconds in (("alike", (0.2, 0.2)), ("late", (0.02, 0.3))):
         options = together.options(tmp_path / name, *more)
         each = {f"rank_{rank}": [sleep.format(seconds[rank]), *place, *options] for rank in range(2)}
