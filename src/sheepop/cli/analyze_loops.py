@@ -159,6 +159,36 @@ def advice(
 
 
 @app.command()
+def rate(
+    run: Run,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the run's steps, for each training.")] = 0.25,
+    output: Output = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find the learning rate of a run: train its network for a part of its steps at rates around its own.
+
+    The search goes downhill in the held-out loss, by half a decade at a time, until both neighbours of the lowest loss
+    are higher. The schedule of the run is shortened in proportion.
+
+    Examples:
+
+      sheepop analyze rate runs/quickstart
+
+      sheepop analyze rate runs/quickstart --share 0.1 --output analysis
+    """
+    from sheepop.jobs.rates import find_best_rate
+
+    console = make_console(quiet or as_json)
+    found = find_best_rate(
+        run, share=share, output=output, device=device or "auto", overwrite=overwrite, console=console
+    )
+    print_finding(found, output, quiet=quiet, as_json=as_json)
+
+
+@app.command()
 def coordinates(
     source: Annotated[Path, typer.Argument(metavar="RUN|CONFIG", help="A run directory, or a config file.")],
     overrides: Overrides = None,
