@@ -69,7 +69,7 @@ def compared(task: Task, steps: int) -> dict[str, Any]:
     """The sweep of a case and the search from each of its rates; prints both."""
 
     @cache
-    def loss(place: int, length: int, number: int = 0) -> float:
+    def loss(place: int, length: int, number: int) -> float:
         config = task.config.replace(seed=task.config.seed + 100 * number)
         found = short_loss(task.with_config(config), length, rate(place) / config.training.learning_rate, "cpu")
         print(f"{rate(place):9.2g}  {length:5} steps  seed {number}  {found:.4f}", flush=True)
@@ -78,17 +78,17 @@ def compared(task: Task, steps: int) -> dict[str, Any]:
     def whole(place: int) -> float:
         return mean(loss(place, steps, number) for number in range(SEEDS))
 
-    sweep = {place: loss(place, steps) for place in range(COUNT)}
+    sweep = {place: loss(place, steps, 0) for place in range(COUNT)}
     best = min(whole(place) for place, found in sweep.items() if found < NEAR * min(sweep.values()))
     starts = []
     for start in range(COUNT):
-        tried = downhill(lambda place, start=start: loss(start + place, round(SHARE * steps)))  # type: ignore[misc]
+        tried = downhill(lambda place, start=start: loss(start + place, round(SHARE * steps), 0))  # type: ignore[misc]
         last = start + min(tried, key=tried.__getitem__)
         above = whole(last) / best - 1
         starts.append({"start": rate(start), "found": rate(last), "trainings": len(tried), "above": above})
         print(f"{rate(start):.2g} -> {rate(last):.2g}, {len(tried)} trainings: {above:+.2%} above the best", flush=True)
     means = {rate(place): whole(place) for place, found in sweep.items() if found < NEAR * min(sweep.values())}
-    short = {rate(place): loss(place, round(SHARE * steps)) for place in range(COUNT)}
+    short = {rate(place): loss(place, round(SHARE * steps), 0) for place in range(COUNT)}
     return {"sweep": {rate(place): found for place, found in sweep.items()}, "means": means, "short": short} | {
         "best": best,
         "starts": starts,

@@ -27,11 +27,12 @@ from sheepop.generate import GenerationConfig
 from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, advice_of, noise_scale_of
 from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
 from sheepop.jobs.config import load_config
+from sheepop.jobs.rates import find_best_rate
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
 from sheepop.model import build_model
 
-STEPS = 80
+STEPS, HEALTHY_STEPS = 80, 400
 USUAL = (
     *(
         "data.ignore=[images/]",
@@ -61,13 +62,8 @@ HEALTHY: Mapping[str, tuple[str, ...]] = {
         *("model.preset=sheepop-tiny", "training.optimizer=sgd"),
         *("training.learning_rate=0.1", "training.weight_decay=0"),
     ),
-    "twice the rate": ("model.preset=llama-1m", "training.learning_rate=6e-3"),
-    "a third of the rate, seed 7": (
-        "model.preset=gpt2",
-        "model.vocab_size=512",
-        "training.learning_rate=1e-3",
-        "seed=7",
-    ),
+    "twice the rate": ("model.preset=llama-1m", "training.learning_rate=1.2e-2"),
+    "half the rate, seed 7": ("model.preset=gpt2", "model.vocab_size=512", "training.learning_rate=3e-3", "seed=7"),
     "constant rate, seed 3": ("model.preset=sheepop-tiny", "training.schedule=constant", "seed=3"),
     "norms of heads, ALiBi": ("model.position_encoding=alibi", "model.qk_norm=head", "model.num_kv_heads=1"),
     "n-grams, convolutions, BPE": (
@@ -132,9 +128,19 @@ class Bench:
 
 
 def healthy(bench: Bench, data: Sequence[Path]) -> None:
-    """Ten runs of different networks, optimizers, rates, seeds and texts."""
+    """Ten runs of different networks, optimizers, rates, seeds and texts, long enough to judge a rate too low.
+
+    Where the rate is named all the same, the row has what `sheepop analyze rate` finds.
+    """
+    lengths = (f"training.{key}={HEALTHY_STEPS}" for key in ("max_steps", "eval_interval", "checkpoint_interval"))
+    longer = (*lengths, "analysis.interval=20", "training.learning_rate=6e-3")
     for number, (name, settings) in enumerate(HEALTHY.items()):
-        bench.look(name, bench.run(data[number % len(data)], *settings))
+        run = bench.run(data[number % len(data)], *longer, *settings)
+        bench.look(name, run)
+        if RATE in bench.rows[-1]["found"]:
+            found = find_best_rate(run, device="cpu")
+            bench.rows[-1]["tried"] = found.losses
+            print(f"  {bench.rows[-1]['words']} {' '.join(found.sentences())}", flush=True)
 
 
 def too_fast(bench: Bench, data: Path) -> None:

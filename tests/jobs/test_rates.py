@@ -20,24 +20,26 @@ Configured = Callable[..., SheepOpConfig]
 USUAL = ("training.max_steps=8", "training.warmup_steps=2", "model.dropout=0", "training.learning_rate=0.01")
 
 
-def test_a_search_goes_to_the_next_lower_place_until_both_neighbours_are_higher() -> None:
-    assert downhill(lambda place: abs(place - 2.0)) == {0: 2.0, 1: 1.0, 2: 0.0, 3: 1.0}
-    assert downhill(lambda place: abs(place + 2.0)) == {-3: 1.0, -2: 0.0, -1: 1.0, 0: 2.0, 1: 3.0}
-    assert list(downhill(lambda place: float(place), most=5)) == [-3, -2, -1, 0, 1]
+def test_a_search_goes_to_the_lowest_place_until_two_on_either_side_are_higher() -> None:
+    assert downhill(lambda place: abs(place - 2.0)) == {0: 2.0, 1: 1.0, 2: 0.0, 3: 1.0, 4: 2.0}
+    assert list(downhill(lambda place: abs(place + 2.0))) == [-4, -3, -2, -1, 0, 1]
+    assert list(downhill(lambda place: float(place), most=6)) == [-4, -3, -2, -1, 0, 1]
     diverging = downhill(lambda place: abs(place + 3.0) if place < -1 else math.inf)
-    assert list(diverging) == [-4, -3, -2, -1, 0, 1]
+    assert list(diverging) == [-5, -4, -3, -2, -1, 0, 1]
+    valleys = {-2: 3.0, -1: 2.0, 0: 1.0, 1: 2.0, 2: 0.5, 3: 2.0, 4: 3.0, 5: 0.0}  # the last is too far away
+    assert downhill(valleys.__getitem__) == {place: valleys[place] for place in range(-1, 5)}
 
 
 def test_a_search_from_its_own_result_ends_there() -> None:
     """On random losses: a rate that was advised is advised again, so that advice cannot go round."""
     draw = random.Random(3)
     for _ in range(200):
-        losses = {place: draw.choice((1.0, 2.0, 3.0, math.inf)) + draw.random() for place in range(-20, 21)}
-        found = downhill(losses.__getitem__, most=41)
+        losses = {place: draw.choice((1.0, 2.0, 3.0, math.inf)) + draw.random() for place in range(-40, 41)}
+        found = downhill(losses.__getitem__, most=81)
         end = min(found, key=found.__getitem__)
-        assert losses[end] <= min(losses[end - 1], losses[end + 1], losses[0])
+        assert losses[end] <= min(losses[end + each] for each in (-2, -1, 1, 2))
         again = downhill({place - end: loss for place, loss in losses.items()}.__getitem__)
-        assert set(again) == {-1, 0, 1} and min(again, key=again.__getitem__) == 0
+        assert set(again) == {-2, -1, 0, 1, 2} and min(again, key=again.__getitem__) == 0
 
 
 def held_out(run: Path) -> float:

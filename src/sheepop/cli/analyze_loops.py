@@ -170,8 +170,8 @@ def rate(
 ) -> None:
     """Find the learning rate of a run: train its network for a part of its steps at rates around its own.
 
-    The search goes downhill in the held-out loss, by half a decade at a time, until both neighbours of the lowest loss
-    are higher. The schedule of the run is shortened in proportion.
+    The search goes downhill in the held-out loss, by half a decade at a time, until the lowest loss has two higher ones
+    on either side. The schedule of the run is shortened in proportion.
 
     Examples:
 

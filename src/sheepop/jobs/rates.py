@@ -30,15 +30,16 @@ _MOST = 12  # trainings, from one end of the usual rates to the other
 
 
 def downhill(loss_at: Callable[[int], float], most: int = _MOST) -> dict[int, float]:
-    """Returns the losses at places 0, 1, -1, ..., from the lowest one on until both neighbours of that are higher.
+    """Returns the losses at places 0, 1, -1, ...: from the lowest one on until two places on either side are higher.
 
-    Of equal losses, as those of rates that diverge, the one at the lower place counts. Each place is measured once, so
-    that the search from its own result ends there again. It also ends after `most` places.
+    Two, because some networks have a second valley behind a rate that is too high for the first. Of equal losses, as
+    those of rates that diverge, the one at the lower place counts. Each place is measured once, so that the search from
+    its own result ends there again. It also ends after `most` places.
     """
     found = {0: loss_at(0)}
     while len(found) < most:
         lowest = min(sorted(found), key=found.__getitem__)
-        place = next((each for each in (lowest + 1, lowest - 1) if each not in found), None)
+        place = next((lowest + each for each in (1, -1, 2, -2) if lowest + each not in found), None)
         if place is None:
             break
         found[place] = loss_at(place)
