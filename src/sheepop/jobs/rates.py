@@ -1,4 +1,4 @@
-"""The learning rate of a run, found by short trainings of its network at rates around it."""
+"""The learning rate of a run, found by trainings of its network at rates around it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def downhill(loss_at: Callable[[int], float], most: int = _MOST) -> dict[int, fl
 
 @dataclass(frozen=True, eq=False)
 class RateFinding(Finding):
-    """Held-out `losses` in nats by the rate of a short training of `steps`; infinite where it diverged.
+    """Held-out `losses` in nats by the rate of a training of `steps`; infinite where it diverged.
 
     `rate` and `total` are the rate and the steps of the run.
     """
@@ -106,17 +106,17 @@ class RateFinding(Finding):
 def find_best_rate(
     run: Path,
     *,
-    share: float = 0.25,
+    share: float = 1.0,
     output: Path | None = None,
     device: str = "auto",
     overwrite: bool = False,
     console: Console | None = None,
 ) -> RateFinding:
-    """Trains the network of `run` for a `share` of its steps, at its rate and at others, downhill in the held-out loss.
+    """Trains the network of `run` for a `share` of its steps at its rate and at others, downhill in the held-out loss.
 
-    All begin with the run's initial weights and read the same batches, and the schedule of the run is shortened in
-    proportion. Starts and changes no run. Raises `UsageError` for a path without a run, a run with another loss than
-    that of the next token, or one that holds nothing out.
+    All begin with the run's initial weights and read the same batches; a schedule that is shorter has the same form.
+    Starts and changes no run. Raises `UsageError` for a path without a run, a run with another loss than that of the
+    next token, or one that holds nothing out.
     """
     require_no_result(output, RateFinding.verb, overwrite=overwrite)
     stored = find_resumable(run)

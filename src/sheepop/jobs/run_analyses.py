@@ -52,7 +52,7 @@ class RunAnalyses:
         options = {"device": self.device}
         return check_coordinates(CoordinatesRequest(self.run, widths, steps, learning_rate, options=options))
 
-    def rate(self, *, share: float = 0.25, quiet: bool = False) -> RateFinding:
+    def rate(self, *, share: float = 1.0, quiet: bool = False) -> RateFinding:
         """Finds the learning rate by trainings for a `share` of the run's steps, like ``sheepop analyze rate``."""
         return find_best_rate(self.run, share=share, device=self.device, console=Console(quiet=quiet))
 

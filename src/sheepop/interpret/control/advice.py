@@ -88,7 +88,7 @@ def _slow(rows: Sequence[Row]) -> Advice | None:
     words = (
         f"The learning rate is too low {_when(paths, rows)}: the loss would be lowest had the steps of a twentieth "
         f"of the run been {length}. Multiply training.learning_rate by {factor:.2g}; sheepop analyze rate finds the "
-        "best one by short trainings."
+        "best one by trainings."
     )
     return Advice(RATE, paths[0]["step"], words, {"training.learning_rate": factor})
 
