@@ -49,7 +49,7 @@ USUAL = (
 )
 # Rates like the best ones of bench/control_advice.py for networks of these forms.
 HEALTHY: Mapping[str, tuple[str, ...]] = {
-    "sheepop preset, AdamW": ("model.preset=sheepop-tiny", "training.learning_rate=3e-2"),
+    "sheepop preset, AdamW": ("model.preset=sheepop-tiny", "training.learning_rate=1e-2"),
     "llama preset, AdamW": ("model.preset=llama-1m", "training.learning_rate=1e-2"),
     "gpt2 preset, Adam": (
         *("model.preset=gpt2", "model.vocab_size=512", "training.learning_rate=6e-3"),
@@ -58,7 +58,7 @@ HEALTHY: Mapping[str, tuple[str, ...]] = {
     "llama preset, Muon": ("model.preset=llama-1m", "training.optimizer=muon", "training.learning_rate=3e-2"),
     "sheepop preset, SGD": (
         *("model.preset=sheepop-tiny", "training.optimizer=sgd"),
-        *("training.learning_rate=0.5", "training.weight_decay=0"),
+        *("training.learning_rate=0.3", "training.weight_decay=0"),
     ),
     "twice the rate": ("model.preset=llama-1m", "training.learning_rate=2e-2"),
     "gpt2 preset, seed 7": ("model.preset=gpt2", "model.vocab_size=512", "training.learning_rate=6e-3", "seed=7"),
@@ -68,7 +68,7 @@ HEALTHY: Mapping[str, tuple[str, ...]] = {
     ),
     "norms of heads, ALiBi": (
         *("model.position_encoding=alibi", "model.qk_norm=head", "model.num_kv_heads=1"),
-        "training.learning_rate=3e-2",
+        "training.learning_rate=1e-2",
     ),
     "n-grams, convolutions, BPE": (
         *("tokenizer.algorithm=bpe", "tokenizer.vocab_size=512", "model.preset=llama-1m"),

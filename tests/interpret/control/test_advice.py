@@ -88,14 +88,14 @@ def paths(place: float, **columns: list[Any]) -> list[dict[str, Any]]:
     return rows(**{"learning_rate": rates, "loss_behind": [behind] * 13, "loss_ahead": [ahead] * 13, **columns})
 
 
-def test_a_rate_is_no_matter_where_the_loss_is_lowest_before_the_end_of_paths() -> None:
-    for place in (0.3, 0.82, 0.99):
+def test_a_rate_is_not_named_where_the_loss_is_lowest_near_the_end_of_paths() -> None:
+    for place in (0.3, 0.82, 1.0, 3.1):
         assert advice_of(paths(place)) == []
 
 
-@pytest.mark.parametrize(("place", "factor"), [(1.01, 10**0.5), (2.0, 10**0.5), (5.0, 5.0)])
+@pytest.mark.parametrize(("place", "factor"), [(3.2, 3.2), (5.0, 5.0), (9.0, 9.0)])
 def test_a_rate_too_low_is_named_where_longer_paths_lower_the_loss(place: float, factor: float) -> None:
-    """By half a decade at least, and by as much as the paths should have been longer."""
+    """By half a decade or more, and it is multiplied by as much."""
     (found,) = advice_of(paths(place))
     assert found.cause == RATE and "The learning rate is too low from step 50 to 120" in found.words
     assert f"lowest had the steps of a twentieth of the run been {place:.2f} times as long" in found.words
@@ -113,7 +113,7 @@ def test_a_rate_far_too_low_is_multiplied_by_32_at_once() -> None:
 def test_a_rate_beyond_its_limit_is_too_high_whatever_its_paths() -> None:
     shares = [0.3] * 5 + [9.0] * 8
     beyond = {"sharpness_share": shares, "sharpness_certain": [10.0] * 13, "turning_factor": [0.5] * 13}
-    for place in (0.3, 0.82, 2.0):
+    for place in (0.3, 0.82, 5.0):
         (found,) = advice_of(paths(place, **beyond))
         assert "at 9.00 of its limit" in found.words and found.changes["training.learning_rate"] < 1
     assert advice_of(paths(0.82, **{**beyond, "turning_factor": [3.0] * 13})) == []  # steps that lower the loss

@@ -25,8 +25,9 @@ _CERTAIN, _HARMLESS_TURN = 1.2, 1.0
 # as the one that is to be trained (Lewkowycz et al. 2020). Its sharpness scatters over decades, so that a rate changes
 # by at most a factor of 32 before it is measured again (bench/control_advice.py).
 _BROKEN, _MOST_AT_ONCE = 2.0, 32.0
-# A rate that is too low is multiplied by half a decade at least, which is how far its search goes at a time.
-_HALF_A_DECADE = 10**0.5
+# A rate is named as too low if the loss along paths says that it could be half a decade higher, one step of the search
+# for a better one.
+_FAR = 10**0.5
 _LASTING = 8  # paths since the rate was highest
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
@@ -79,12 +80,12 @@ def _rate(rows: Sequence[Row]) -> Advice | None:
 
 
 def _slow(rows: Sequence[Row]) -> Advice | None:
-    """A rate with which longer steps on the way of a twentieth of the run would have lowered the loss further."""
+    """A rate with which far longer steps on the way of a twentieth of the run would have lowered the loss further."""
     paths = _paths(rows)
-    if not paths or (lowest := _lowest(paths)) <= 1:
+    if not paths or (lowest := _lowest(paths)) < _FAR:
         return None
     length = f"{lowest:.2f} times as long" if lowest < 10 else "far longer"
-    factor = min(_MOST_AT_ONCE, max(_HALF_A_DECADE, lowest))
+    factor = min(_MOST_AT_ONCE, lowest)
     words = (
         f"The learning rate is too low {_when(paths, rows)}: the loss would be lowest had the steps of a twentieth "
         f"of the run been {length}. Multiply training.learning_rate by {factor:.2g}; sheepop analyze rate finds the "
