@@ -1,139 +1,116 @@
-"""A learning rate chosen by the advice of a run's analysis, beside the best of a sweep of nine rates.
+"""A learning rate chosen by `sheepop analyze rate`, beside the best of a sweep of nine rates.
 
-    python bench/control_advice.py held-1=wikitext/ held-2=plays/ held-3=library/ --json advice.json
+    python bench/control_advice.py wiki=wikitext/ plays=plays/ code=headers/ --json bench/results/control_advice.json
 
-Each case is a small network, a seed and a folder of text. It trains at each of nine rates with
-`analysis.quantities=[sharpness]`, which changes no weight. From each of them on the advice is followed: as long as the
-analysis of a run advises another rate, the network trains again at that one. The table compares the held-out loss at
-the last rate of each start with the best of the nine: both are means over three seeds, because single runs of networks
-as small as these scatter by 2 percent. The constants of the advice were chosen on runs like `seen-1` and
-`seen-2`, and on none of the texts, seeds and shapes of `held-1` to `held-3`.
+Each case is a small network, a seed and a folder of text. The sweep trains it for all steps at nine rates, and again
+with two more seeds where the loss is near the lowest, because single runs of networks as small as these scatter by
+several percent. From each of the nine rates on, a search goes downhill as `sheepop.jobs.rates.downhill` does, with
+trainings for all steps and for a quarter of them. The table compares the mean loss of whole runs at its last rate with
+the lowest.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from record import add_json_option, write_record
-from sheepop.core.errors import TrainingError
-from sheepop.core.json_lines import read_json_lines
-from sheepop.interpret.control.advice import LAYER, RATE, advice_of
+from sheepop.checkpoint import RunDirectory
+from sheepop.core.console import Console
+from sheepop.core.files import finite
 from sheepop.jobs.config import load_config
+from sheepop.jobs.rates import RATIO, downhill, short_loss
+from sheepop.jobs.run.open import task_of, with_local_data
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.train import train
+from sheepop.jobs.run.resolve import prepare_process
+from sheepop.jobs.task.interface import Task
 
-RATES = tuple(float(f"{10 ** (power / 2):.2g}") for power in range(-8, 1))  # 1e-4, 3.2e-4, ..., 1
-MOST_RUNS = 6
-SEEDS = 3
-NEAR = 1.06  # times the best of the sweep
+LOWEST, COUNT = 1e-4, 9  # to 1
+SEEDS, NEAR = 3, 1.06  # times the lowest loss of the sweep
+SHARES = (1.0, 0.25)
 SETTINGS = (
-    *("device=cpu", "tokenizer.algorithm=char", "model.d_model=32", "model.num_layers=2", "model.num_heads=2"),
-    *("model.max_seq_len=32", "model.position_encoding=rope", "model.norm=rmsnorm", "model.activation=swiglu"),
-    *("model.bias=false", "model.dropout=0", "model.ngrams=null", "model.short_convolution=3"),
-    *("training.optimizer=adamw", "training.global_batch_size=32", "training.precision=fp32", "training.sinks=[]"),
-    *(
-        "data.validation_fraction=0.1",
-        "training.sample_prompts=[]",
-        "training.keep_milestones=false",
-        "training.trouble.spike=ignore",
-    ),
+    *("device=cpu", "tokenizer.algorithm=char", "model.num_layers=2", "model.num_heads=2", "model.max_seq_len=64"),
+    *("model.dropout=0", "model.ngrams=null", "model.short_convolution=null", "training.optimizer=adamw"),
+    *("training.global_batch_size=16", "training.micro_batch_size=16", "training.precision=fp32"),
+    *("data.validation_fraction=0.1", "training.sample_prompts=[]"),
 )
 GPT2 = ("model.position_encoding=learned", "model.norm=layernorm", "model.activation=gelu", "model.bias=true")
+LLAMA = ("model.position_encoding=rope", "model.norm=rmsnorm", "model.activation=swiglu", "model.bias=false")
+BPE = ("tokenizer.algorithm=bpe", "tokenizer.vocab_size=512")
 CASES: Mapping[str, tuple[int, tuple[str, ...]]] = {
-    "seen-1": (1, ()),
-    "seen-2": (11, GPT2),
-    "held-1": (7, ("model.d_model=48", "model.num_heads=4", *GPT2)),
-    "held-2": (3, ("model.num_layers=3", "model.max_seq_len=48", "model.qk_norm=head")),
-    "held-3": (21, ("tokenizer.algorithm=bpe", "tokenizer.vocab_size=512", "model.d_model=40", "model.num_kv_heads=1")),
+    "wiki": (21, (*GPT2, *BPE, "model.d_model=40", "model.num_heads=4")),
+    "plays": (22, (*LLAMA, "model.d_model=32", "model.num_layers=3", "model.qk_norm=head")),
+    "code": (
+        23,
+        (*LLAMA, "training.optimizer=muon", "model.d_model=40", "model.num_heads=4", "model.short_convolution=3"),
+    ),
 }
 """The seed and the settings of each case."""
 
 
-@dataclass
-class Case:
-    """The runs of a case on a folder of text, each of them trained once."""
-
-    name: str
-    data: Path
-    steps: int
-    known: dict[tuple[float, int], dict[str, Any]] = field(default_factory=dict)
-
-    def run(self, rate: float, number: int = 0) -> dict[str, Any]:
-        """Trains at a rate with one of the seeds: the held-out loss in nats per token, the advice, the next rate."""
-        if (rate, number) not in self.known:
-            self.known[rate, number] = self._trained(rate, number)
-            loss, words = (self.known[rate, number][key] for key in ("loss", "advice"))
-            print(f"{rate:9.2g}  {loss:.4f}  {words or 'no advice'}", flush=True)
-        return self.known[rate, number]
-
-    def _trained(self, rate: float, number: int) -> dict[str, Any]:
-        seed, settings = CASES[self.name]
-        with tempfile.TemporaryDirectory() as folder:
-            places = (f"data.paths={self.data}", f"output_dir={folder}/run", f"training.learning_rate={rate}")
-            lengths = (
-                f"training.{name}={self.steps}" for name in ("max_steps", "eval_interval", "checkpoint_interval")
-            )
-            watched = ("analysis.quantities=[sharpness]", f"analysis.interval={self.steps // 20}", "analysis.rows=16")
-            watched = watched if number == 0 else ()  # only the loss counts
-            given = (*SETTINGS, *settings, *places, *lengths, *watched, f"seed={seed + 100 * number}")
-            try:
-                scores = train(RunRequest.exactly(load_config(overrides=given))).scores
-            except TrainingError:  # it diverged
-                scores = None
-            advice = advice_of(read_json_lines(Path(folder) / "run" / "metrics.jsonl").rows)
-        found = next((each for each in advice if each.cause in (RATE, LAYER)), None)
-        return {
-            "rate": rate,
-            "loss": math.inf if scores is None else scores.loss,
-            "advice": found and found.words,
-            # As people write rates.
-            "next": found and float(f"{rate * found.changes['training.learning_rate']:.0e}"),
-        }
-
-    def followed(self, rate: float) -> list[dict[str, Any]]:
-        """The runs at a rate and at those that are advised from there on, at most six."""
-        runs = [self.run(rate)]
-        while runs[-1]["next"] is not None and len(runs) < MOST_RUNS:
-            runs.append(self.run(runs[-1]["next"]))
-        return runs
-
-    def mean_loss(self, rate: float) -> float:
-        """The loss at a rate, as the mean over the seeds."""
-        return mean(self.run(rate, number)["loss"] for number in range(SEEDS))
+def task_in(folder: Path, data: Path, steps: int, name: str) -> Task:
+    """The data of a case, prepared in a folder, and its settings."""
+    seed, settings = CASES[name]
+    lengths = dict.fromkeys(("max_steps", "eval_interval", "checkpoint_interval", "sample_interval"), steps)
+    lengths["warmup_steps"] = steps // 20
+    given = (*(f"training.{key}={value}" for key, value in lengths.items()), f"data.paths={data}", f"seed={seed}")
+    place = f"output_dir={folder / 'run'}"
+    request = with_local_data(RunRequest.exactly(load_config(overrides=(*SETTINGS, *settings, *given, place))))
+    prepare_process(request.settings)
+    task = task_of(request.completed().config, RunDirectory(folder), Console.silent())
+    return task.prepared(request.given).settled()
 
 
-def compared(case: Case) -> dict[str, Any]:
-    """The sweep and the advised runs of a case; prints a table."""
-    print(f"{case.name}\n{'rate':>9}  held-out loss")
-    sweep = {rate: case.run(rate)["loss"] for rate in RATES}
-    near = [rate for rate, loss in sweep.items() if loss < NEAR * min(sweep.values())]
-    starts = [case.followed(rate) for rate in RATES]
-    means = {rate: case.mean_loss(rate) for rate in sorted({*near, *(runs[-1]["rate"] for runs in starts)})}
-    best = min(means[rate] for rate in near)
-    for runs in starts:
-        path, last = " -> ".join(f"{each['rate']:.2g}" for each in runs), means[runs[-1]["rate"]]
-        print(f"{path}: {last / best - 1:+.2%} above the best of the sweep", flush=True)
-    return {"sweep": sweep, "means": means, "best": best, "starts": starts}
+def compared(task: Task, steps: int) -> dict[str, Any]:
+    """The sweep of a case and the search from each of its rates; prints both."""
+
+    @cache
+    def loss(place: int, length: int, number: int) -> float:
+        config = task.config.replace(seed=task.config.seed + 100 * number)
+        found = short_loss(task.with_config(config), length, rate(place) / config.training.learning_rate, "cpu")
+        print(f"{rate(place):9.2g}  {length:5} steps  seed {number}  {found:.4f}", flush=True)
+        return found
+
+    def whole(place: int) -> float:
+        return mean(loss(place, steps, number) for number in range(SEEDS))
+
+    sweep = {place: loss(place, steps, 0) for place in range(COUNT)}
+    best = min(whole(place) for place, found in sweep.items() if found < NEAR * min(sweep.values()))
+    starts = []
+    for share in SHARES:
+        for start in range(COUNT):
+            tried = downhill(lambda to, start=start, share=share: loss(start + to, round(share * steps), 0))  # type: ignore[misc]
+            last = start + min(tried, key=tried.__getitem__)
+            above = whole(last) / best - 1
+            row = {"share": share, "start": rate(start), "found": rate(last), "trainings": len(tried), "above": above}
+            starts.append(row)
+            print(f"{share:g} of a run: {row['start']:.2g} -> {row['found']:.2g}, {len(tried)} trainings: {above:+.2%}")
+    return {"sweep": sweep, "best": best, "starts": starts}
+
+
+def rate(place: int) -> float:
+    """One of the nine rates, or one beyond them."""
+    return LOWEST * RATIO**place
 
 
 def main() -> None:
     """Runs the cases that are named, and prints a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+", metavar="CASE=FOLDER", help=f"one of {', '.join(CASES)}, and its text")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=240)
     add_json_option(parser)
     options = parser.parse_args()
-    found = {}
-    for case, _, folder in (given.partition("=") for given in options.cases):
-        found[case] = compared(Case(case, Path(folder), options.steps))
-        write_record(options.json, {"steps": options.steps, "cases": found})
+    found: dict[str, Any] = {}
+    for name, _, data in (given.partition("=") for given in options.cases):
+        print(name)
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = compared(task_in(Path(folder), Path(data), options.steps, name), options.steps)
+        write_record(options.json, finite({"steps": options.steps, "cases": found}))
 
 
 if __name__ == "__main__":

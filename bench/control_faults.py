@@ -31,7 +31,7 @@ from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
 from sheepop.model import build_model
 
-STEPS = 80
+STEPS, HEALTHY_STEPS = 80, 320
 USUAL = (
     *(
         "data.ignore=[images/]",
@@ -47,32 +47,32 @@ USUAL = (
     *(f"training.max_steps={STEPS}", f"training.eval_interval={STEPS}", f"training.checkpoint_interval={STEPS}"),
     *("analysis.quantities=[sharpness,noise,layers]", "analysis.interval=10"),
 )
+# Rates like the best ones of bench/control_advice.py for networks of these forms.
 HEALTHY: Mapping[str, tuple[str, ...]] = {
-    "sheepop preset, AdamW": ("model.preset=sheepop-tiny",),
-    "llama preset, AdamW": ("model.preset=llama-1m",),
+    "sheepop preset, AdamW": ("model.preset=sheepop-tiny", "training.learning_rate=1e-2"),
+    "llama preset, AdamW": ("model.preset=llama-1m", "training.learning_rate=1e-2"),
     "gpt2 preset, Adam": (
-        "model.preset=gpt2",
-        "model.vocab_size=512",
-        "training.optimizer=adam",
-        "training.weight_decay=0",
+        *("model.preset=gpt2", "model.vocab_size=512", "training.learning_rate=6e-3"),
+        *("training.optimizer=adam", "training.weight_decay=0"),
     ),
-    "llama preset, Muon": ("model.preset=llama-1m", "training.optimizer=muon", "training.learning_rate=1e-3"),
+    "llama preset, Muon": ("model.preset=llama-1m", "training.optimizer=muon", "training.learning_rate=3e-2"),
     "sheepop preset, SGD": (
         *("model.preset=sheepop-tiny", "training.optimizer=sgd"),
-        *("training.learning_rate=0.1", "training.weight_decay=0"),
+        *("training.learning_rate=0.3", "training.weight_decay=0"),
     ),
-    "twice the rate": ("model.preset=llama-1m", "training.learning_rate=6e-3"),
-    "a third of the rate, seed 7": (
-        "model.preset=gpt2",
-        "model.vocab_size=512",
-        "training.learning_rate=1e-3",
-        "seed=7",
+    "twice the rate": ("model.preset=llama-1m", "training.learning_rate=2e-2"),
+    "gpt2 preset, seed 7": ("model.preset=gpt2", "model.vocab_size=512", "training.learning_rate=6e-3", "seed=7"),
+    "constant rate, seed 3": (
+        *("model.preset=sheepop-tiny", "training.learning_rate=1e-2"),
+        *("training.schedule=constant", "seed=3"),
     ),
-    "constant rate, seed 3": ("model.preset=sheepop-tiny", "training.schedule=constant", "seed=3"),
-    "norms of heads, ALiBi": ("model.position_encoding=alibi", "model.qk_norm=head", "model.num_kv_heads=1"),
+    "norms of heads, ALiBi": (
+        *("model.position_encoding=alibi", "model.qk_norm=head", "model.num_kv_heads=1"),
+        "training.learning_rate=1e-2",
+    ),
     "n-grams, convolutions, BPE": (
         *("tokenizer.algorithm=bpe", "tokenizer.vocab_size=512", "model.preset=llama-1m"),
-        *("model.ngrams.rows=4096", "model.short_convolution=3"),
+        *("model.ngrams.rows=4096", "model.short_convolution=3", "training.learning_rate=1e-2"),
     ),
 }
 MATRICES = (
@@ -132,9 +132,11 @@ class Bench:
 
 
 def healthy(bench: Bench, data: Sequence[Path]) -> None:
-    """Ten runs of different networks, optimizers, rates, seeds and texts."""
+    """Ten runs of different networks, optimizers, seeds and texts, long enough to judge a rate too low."""
+    lengths = (f"training.{key}={HEALTHY_STEPS}" for key in ("max_steps", "eval_interval", "checkpoint_interval"))
+    longer = (*lengths, "analysis.interval=20")
     for number, (name, settings) in enumerate(HEALTHY.items()):
-        bench.look(name, bench.run(data[number % len(data)], *settings))
+        bench.look(name, bench.run(data[number % len(data)], *longer, *settings))
 
 
 def too_fast(bench: Bench, data: Path) -> None:

@@ -29,6 +29,7 @@ LOOPS = {
     "sharpness": (("--products", "3", "--rows", "2"), {"sharpness"}),
     "noise": (("--batches", "2"), set[str]()),
     "coordinates": (("--width", "8", "--width", "16", "--width", "32", "--steps", "1"), {"coordinates"}),
+    "rate": ((), {"rate"}),
     "advice": ((), set[str]()),
 }
 

@@ -159,6 +159,37 @@ def advice(
 
 
 @app.command()
+def rate(
+    run: Run,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the run's steps, for each training.")] = 1.0,
+    output: Output = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find the learning rate of a run: train its network at rates around its own.
+
+    The search goes downhill in the held-out loss, by half a decade at a time, until the lowest loss has two higher ones
+    on either side. That takes five trainings or more. With --share they are shorter, and the schedule of the run is
+    shortened in proportion; short trainings bear higher rates than long ones.
+
+    Examples:
+
+      sheepop analyze rate runs/quickstart
+
+      sheepop analyze rate runs/quickstart --share 0.25 --output analysis
+    """
+    from sheepop.jobs.rates import find_best_rate
+
+    console = make_console(quiet or as_json)
+    found = find_best_rate(
+        run, share=share, output=output, device=device or "auto", overwrite=overwrite, console=console
+    )
+    print_finding(found, output, quiet=quiet, as_json=as_json)
+
+
+@app.command()
 def coordinates(
     source: Annotated[Path, typer.Argument(metavar="RUN|CONFIG", help="A run directory, or a config file.")],
     overrides: Overrides = None,

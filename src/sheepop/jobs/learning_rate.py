@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,19 +10,15 @@ from pathlib import Path
 from sheepop.checkpoint import RunDirectory
 from sheepop.core.errors import UsageError
 from sheepop.core.files import storage_errors, write_json
-from sheepop.core.random import seed_torch
-from sheepop.data import BatchSchedule, RowSource, SampleOrder
-from sheepop.data.batch_schedule import Stages
 from sheepop.jobs.run.open import task_of, with_local_data
 from sheepop.jobs.run.request import RunRequest
-from sheepop.jobs.run.resolve import build_network, prepare_process
+from sheepop.jobs.run.resolve import prepare_process
 from sheepop.jobs.run.step_memory import in_memory
 from sheepop.jobs.task.interface import Task, with_training
+from sheepop.jobs.throw_away import ThrowAway
 from sheepop.report import range_test_figure, save_png
-from sheepop.train.budget import runner_here
-from sheepop.train.precision import candidates, initial_loss_scale
+from sheepop.train.precision import candidates
 from sheepop.train.rate_finder import RangeTest, find_learning_rate
-from sheepop.train.source import ScheduledSource
 
 LOWEST, HIGHEST, NUM_STEPS = 1e-6, 1.0, 120
 RESULT, PICTURE = "learning-rate.json", "learning-rate.png"
@@ -66,43 +61,13 @@ def find_rate(request: RunRequest) -> FoundRate:
 
 
 def _test(task: Task, device: str) -> RangeTest:
-    config, console = task.config, task.console
-    batches = task.batches()
-    precision = candidates(config.training.precision, device)[-1]
-    training = in_memory(task, config.training.replace(precision=precision), {}, device, chooses_rows=False)
-    order = SampleOrder(batches.num_samples, config.seed)
-    task = task.with_config(with_training(config, training))
-    model = build_network(task, device)
-    task.begin(model)
-    objective = task.objective()
-    runner = runner_here(model, objective, training, precision, device)
-    size = training.global_batch_size
-    source = ScheduledSource(
-        BatchSchedule([RowSource(batches, order)], Stages((), size), Stages((), batches.max_length), config.seed),
-        objective,
-        training.micro_batch_size or size,
-        device,
-    )
-    taken, scale = 0, initial_loss_scale(precision)
-
-    def step(rate: float) -> float:
-        nonlocal taken, scale
-        outcome = runner.take(
-            source.prepare(taken),
-            number=taken,
-            rate=rate,
-            loss_scale=scale.scale if scale else 1.0,
-            before_forward=lambda number: seed_torch(config.seed, "range test", taken, number),
-        )
-        taken += 1
-        if scale and math.isfinite(outcome.loss):
-            scale = scale.after(finite=math.isfinite(outcome.norm))
-        return outcome.loss
-
-    with console.progress("Range test", NUM_STEPS, "steps") as progress:
+    training = task.config.training.replace(precision=candidates(task.config.training.precision, device)[-1])
+    training = in_memory(task, training, {}, device, chooses_rows=False)
+    network = ThrowAway(task.with_config(with_training(task.config, training)), device)
+    with task.console.progress("Range test", NUM_STEPS, "steps") as progress:
 
         def show(rate: float, loss: float) -> None:
             progress.advance()
             progress.describe(f"lr {rate:.2e}  loss {loss:.3f}")
 
-        return find_learning_rate(step, start=LOWEST, end=HIGHEST, num_steps=NUM_STEPS, on_step=show)
+        return find_learning_rate(network.step, start=LOWEST, end=HIGHEST, num_steps=NUM_STEPS, on_step=show)

@@ -11,6 +11,7 @@ from sheepop.interpret.control.stability import NoiseFinding, SharpnessFinding
 from sheepop.jobs.advice import AdviceFinding, advise
 from sheepop.jobs.analyze_run import MOST_PRODUCTS, RunAnalysisRequest, analyze_run, noise_of, sharpness_of
 from sheepop.jobs.coordinates import CoordinatesRequest, check_coordinates
+from sheepop.jobs.rates import RateFinding, find_best_rate
 
 
 class RunAnalyses:
@@ -50,6 +51,10 @@ class RunAnalyses:
         """Measures how activations grow with the width of the network, like ``sheepop analyze coordinates``."""
         options = {"device": self.device}
         return check_coordinates(CoordinatesRequest(self.run, widths, steps, learning_rate, options=options))
+
+    def rate(self, *, share: float = 1.0, quiet: bool = False) -> RateFinding:
+        """Finds the learning rate by trainings for a `share` of the run's steps, like ``sheepop analyze rate``."""
+        return find_best_rate(self.run, share=share, device=self.device, console=Console(quiet=quiet))
 
     def advice(self, *, tries: bool = False, quiet: bool = False) -> AdviceFinding:
         """Returns what the measurements of the run advise, like ``sheepop analyze advice``; `tries` tries it."""

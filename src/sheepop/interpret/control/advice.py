@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, groupby, takewhile
-from statistics import median
 from typing import Any
 
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
@@ -26,11 +25,9 @@ _CERTAIN, _HARMLESS_TURN = 1.2, 1.0
 # as the one that is to be trained (Lewkowycz et al. 2020). Its sharpness scatters over decades, so that a rate changes
 # by at most a factor of 32 before it is measured again (bench/control_advice.py).
 _BROKEN, _MOST_AT_ONCE = 2.0, 32.0
-# The response of the loss to the rate is the place along the steps of a twentieth of a run, in their own length, where
-# the loss is lowest. A rate half a decade higher moves it back by 0.13, and runs end lowest in this window: a part of
-# every path is noise, which the falling rate averages away at the end (bench/control_advice.py).
-_LONG, _RIGHT, _SHORT = 0.86, 0.82, 0.78
-_DECADES = 0.5 / 0.13
+# A rate is named as too low if the loss along paths says that it could be half a decade higher, one step of the search
+# for a better one.
+_FAR = 10**0.5
 _LASTING = 8  # paths since the rate was highest
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
@@ -79,29 +76,20 @@ def _rows_of_noise(rows: Sequence[Row]) -> list[Row]:
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
-    """A rate that is too high or too low: by the response of the loss to it, once that is known, or by its limit."""
+    return _fast(rows) or _slow(rows)
+
+
+def _slow(rows: Sequence[Row]) -> Advice | None:
+    """A rate with which far longer steps on the way of a twentieth of the run would have lowered the loss further."""
     paths = _paths(rows)
-    if not paths:
-        return _fast(rows)
-    lowest = _lowest(paths)
-    if lowest < _SHORT:
-        # No share of the limit is certain with Muon.
-        shares = [row["sharpness_share"] for row in paths if row.get("sharpness_certain", _CERTAIN) is not None]
-        divisor = max(10 ** (_DECADES * (_RIGHT - lowest)), median(shares or [1.0]))
-        return _fast(rows, divisor) or _by_path(paths, rows, "high", lowest, 1 / min(_MOST_AT_ONCE, divisor))
-    if lowest > _LONG:
-        # The parabola of the far end is almost a line, whose lowest place is far away and uncertain.
-        faster = 10 ** (_DECADES * (min(lowest, 1.0) - _RIGHT)) * max(lowest, 1.0)
-        return _by_path(paths, rows, "low", lowest, min(_MOST_AT_ONCE, faster))
-    return None
-
-
-def _by_path(paths: Sequence[Row], rows: Sequence[Row], state: str, lowest: float, factor: float) -> Advice:
+    if not paths or (lowest := _lowest(paths)) < _FAR:
+        return None
     length = f"{lowest:.2f} times as long" if lowest < 10 else "far longer"
+    factor = min(_MOST_AT_ONCE, lowest)
     words = (
-        f"The learning rate is too {state} {_when(paths, rows)}: the loss would be lowest had the steps of a twentieth "
-        f"of the run been {length}, and where a rate is right that is {_RIGHT} times as long. Multiply "
-        f"training.learning_rate by {factor:.2g}."
+        f"The learning rate is too low {_when(paths, rows)}: the loss would be lowest had the steps of a twentieth "
+        f"of the run been {length}. Multiply training.learning_rate by {factor:.2g}; sheepop analyze rate finds the "
+        "best one by trainings."
     )
     return Advice(RATE, paths[0]["step"], words, {"training.learning_rate": factor})
 
@@ -124,10 +112,10 @@ def _lowest(paths: Sequence[Row]) -> float:
     return max(0.0, 1 + (behind - ahead) / (4 * (behind + ahead)))
 
 
-def _fast(rows: Sequence[Row], divisor: float | None = None) -> Advice | None:
+def _fast(rows: Sequence[Row]) -> Advice | None:
     """A rate at its limit or beyond; the advised one is half of what steps bear, or a quarter far beyond the limit.
 
-    The first two measurements count, because the network is the least broken then, unless the `divisor` is known.
+    The first two measurements count, because the network is the least broken then.
     """
     key = "sharpness_share"
     near = _streak(rows, key, 1.0, holds=_is_harmful) or _streak(rows, key, NEAR_LIMIT, _SEVERAL + 1, _is_harmful)
@@ -141,7 +129,7 @@ def _fast(rows: Sequence[Row], divisor: float | None = None) -> Advice | None:
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is {mild['sharpness']:.3g}, "
         f"and steps at this rate bear {mild['sharpness_limit']:.3g}: a rate of {_limit(mild):.2g} is the limit)"
     )
-    wanted = divisor or max(2.0, (4.0 if share >= _BROKEN else 2.0) * _highest(rows) / _limit(mild))
+    wanted = max(2.0, (4.0 if share >= _BROKEN else 2.0) * _highest(rows) / _limit(mild))
     factor = min(wanted, _MOST_AT_ONCE)
     slower = "halve training.learning_rate" if factor == 2.0 else f"divide training.learning_rate by {factor:.1f}"
     if factor < wanted:
