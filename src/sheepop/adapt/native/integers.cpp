@@ -20,7 +20,6 @@ constexpr int kRows = 16;         // of a tile
 constexpr int kUnit = 4 * kRows;  // bytes of a tile that have the same columns
 constexpr int kGroup = 32;        // neighbours in a row of x that share a scale
 constexpr int kHalf = kGroup / 2;
-constexpr int kAhead = 4096;                   // bytes that are on their way from memory
 constexpr int64_t kTogether = 16;              // rows of x whose groups lie together
 constexpr int kVectors = kRows / kLanes;       // that hold the same columns of all rows of a tile
 constexpr int kTiles = kLanes == 16 ? 3 : 1;   // that meet
@@ -74,6 +73,17 @@ inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
 
 inline Floats floats(Lanes values) { return __builtin_convertvector(values, Floats); }
 
+typedef int32_t Ints4 __attribute__((vector_size(16)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+
+inline int32_t largest(Ints4 values) { return std::max(std::max(values[0], values[1]), std::max(values[2], values[3])); }
+
+inline int32_t largest(Ints8 values) {
+  Ints4 halves[2];
+  std::memcpy(halves, &values, sizeof(values));
+  return largest(halves[0] > halves[1] ? halves[0] : halves[1]);
+}
+
 // Neighbours in a row of x: x = kScaling * scale * integer. `sums` are those of the integers of each half.
 struct Group {
   int8_t integers[kGroup];
@@ -105,13 +115,12 @@ class Inputs {
       float numbers[kGroup] = {};
       std::copy_n(x + k, kHalf, numbers);
       if (k + kHalf < K_) std::copy_n(x + k + kHalf, kHalf, numbers + kHalf);
-      FloatBits tops = {};
-      for (int i = 0; i < kGroup; i += kLanes) {
-        const FloatBits sizes = load<FloatBits>(numbers + i) & 0x7fffffff;
+      Ints8 tops = {};
+      for (int i = 0; i < kGroup; i += 8) {
+        const Ints8 sizes = load<Ints8>(numbers + i) & 0x7fffffff;
         tops = sizes > tops ? sizes : tops;
       }
-      int32_t top = 0;
-      for (int i = 0; i < kLanes; i++) top = std::max(top, tops[i]);
+      const int32_t top = largest(tops);
       const bool is_finite = top < 0x7f800000;
       if (!is_finite) std::fill_n(numbers, kGroup, 0.f);
       const float size = is_finite ? std::max(same_bits<float>(top), kLeast) : 1.f, factor = 127 / size;
@@ -245,7 +254,7 @@ struct Tiles {
     const Group* x = inputs.at(m, 0);
     for (int64_t k = 0, stride = inputs.rows(m); k < K; k += kGroup, x += stride) {
       for (int v = 0; m == 0 && v < vectors; v += kVectors)
-        for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + kAhead + i);
+        for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);  // of the next tiles
       add<size, vectors>(x, k, totals);
     }
     for (int i = 0; i < size; i++)
