@@ -368,11 +368,9 @@ def name_of(dtype: torch.dtype) -> str:
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
-    is_integer = name.startswith("int")
-    library = native_library(SOURCE_OF_INTEGERS if is_integer else _SOURCE)
-    names = "round_integers" if is_integer else f"round_{name}", f"multiply_{name}"
-    functions = (getattr(library, each, None) for each in names)
-    rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    rounds, source = ("integers", SOURCE_OF_INTEGERS) if name.startswith("int") else (name, _SOURCE)
+    found = (getattr(native_library(source), each, None) for each in (f"round_{rounds}", f"multiply_{name}"))
+    rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)
 
 

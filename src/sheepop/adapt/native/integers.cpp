@@ -84,6 +84,19 @@ inline int32_t largest(Ints8 values) {
   return largest(halves[0] > halves[1] ? halves[0] : halves[1]);
 }
 
+// Compilers take a conversion to bytes apart without AVX-512.
+inline FewBytes bytes(Floats integers) {
+  const FloatBits all = __builtin_convertvector(integers, FloatBits);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const auto both = reinterpret_cast<__m256i>(all);
+  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  const __m128i packed = _mm_packs_epi16(shorts, shorts);
+  return load<FewBytes>(&packed);
+#else
+  return __builtin_convertvector(all, FewBytes);
+#endif
+}
+
 // Neighbours in a row of x: x = kScaling * scale * integer. `sums` are those of the integers of each half.
 struct Group {
   int8_t integers[kGroup];
@@ -129,7 +142,7 @@ class Inputs {
         Floats totals = {};
         for (int i = half * kHalf; i < (half + 1) * kHalf; i += kLanes) {
           const Floats rounded = load<Floats>(numbers + i) * factor + kRounding - kRounding;
-          store(to.integers + i, __builtin_convertvector(__builtin_convertvector(rounded, FloatBits), FewBytes));
+          store(to.integers + i, bytes(rounded));
           totals += rounded;
         }
         to.sums[half] = static_cast<int32_t>(sum(totals));
@@ -285,7 +298,7 @@ void multiply_tiles(const Linear& linear, const Inputs& inputs, float* y, int64_
     });
 }
 
-#ifdef __AMX_INT8__
+#if defined(__AMX_INT8__) && defined(__AVX512F__)  // a vector has all rows of a tile
 
 // Rows `begin` to `end` of W times all inputs, with the results of `multiply`.
 void multiply_in_amx(const Linear& linear, const Inputs& inputs, float* y, int64_t M, int64_t begin, int64_t end) {
@@ -338,7 +351,7 @@ void multiply_in_amx(const Linear& linear, const Inputs& inputs, float* y, int64
 template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
   const Inputs inputs(const_cast<void*>(memory), M, linear.K);
-#ifdef __AMX_INT8__
+#if defined(__AMX_INT8__) && defined(__AVX512F__)  // a vector has all rows of a tile
   if (std::is_same_v<Tile, WholeRows> && M >= kTileRows) return multiply_in_amx(linear, inputs, y, M, begin, end);
 #endif
   int64_t n = begin;
