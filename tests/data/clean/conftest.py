@@ -40,7 +40,9 @@ def prose() -> list[str]:
     )
     names += ("email/message", "fractions", "heapq", "imaplib", "inspect", "logging/__init__", "optparse", "pathlib")
     names += ("pickle", "random", "smtplib", "statistics", "subprocess", "tarfile", "turtle", "typing", "unittest/mock")
-    groups = [_docstrings(library / f"{name}.py") for name in names]
+    # Modules became packages in later versions of Python.
+    files = [library / f"{name}.py" for name in names]
+    groups = [_docstrings(file if file.is_file() else file.with_suffix("") / "__init__.py") for file in files]
     articles = [_paragraphs(group) for group in groups]
     texts = [text for group in groups for text in group[:40:5]] + [text for text in articles if text]
     chosen = random.Random(4)
