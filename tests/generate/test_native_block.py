@@ -12,7 +12,6 @@ from torch import Tensor
 from sheepop.adapt.native_products import with_native_products
 from sheepop.adapt.quantization import quantize
 from sheepop.adapt.stored_weight import has_kernels
-from sheepop.generate import GenerationConfig, Generator, engine
 from sheepop.generate.blocks import BlockManager, Chunk
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.native_block import NativeBlock, with_native_blocks
@@ -20,7 +19,6 @@ from sheepop.generate.paged_cache import PagedCache, reaches_of
 from sheepop.model import Transformer
 from sheepop.model.block import Block
 from sheepop.model.probe import record
-from sheepop.tokenizer import CharTokenizer
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
 
@@ -181,23 +179,3 @@ def test_sizes_that_do_not_fit_are_refused(toy_model: Callable[..., Transformer]
         cache.keys[0].numbers = damaged
         with torch.inference_mode(), pytest.raises(ValueError, match="the cache must be contiguous"):
             native.hidden_states(torch.tensor([[3], [4], [5]]), cache=cache)
-
-
-@pytest.mark.parametrize("stored", ["int8", "int4"])
-def test_texts_beside_integers_are_bit_for_bit_the_same_alone_together_and_in_chunks(
-    toy_model: Callable[..., Transformer], characters: CharTokenizer, monkeypatch: pytest.MonkeyPatch, stored: Any
-) -> None:
-    """Rounding to 8 bits would make a large difference of one in the last bit."""
-    monkeypatch.setenv("SHEEPOP_NATIVE", "1")
-    model = quantize(toy_model(max_seq_len=128, position_encoding="rope", num_kv_heads=2), stored)
-    prompts = ["a sheep " * 9, "b", "the ram and the ewe " * 3, "wool " * 14]
-    config = GenerationConfig(max_new_tokens=20, temperature=0.0)
-
-    def written(asked: list[str]) -> list[tuple[list[int], list[float]]]:
-        completions = Generator(model, characters, max_batch_size=len(asked)).generate(asked, config)
-        return [(list(each.token_ids), list(each.logprobs)) for each in completions]
-
-    alone = [written([prompt])[0] for prompt in prompts]
-    assert written(prompts) == alone
-    monkeypatch.setattr(engine, "tokens_per_step", lambda device: 19)
-    assert written(prompts) == alone

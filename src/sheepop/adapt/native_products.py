@@ -33,12 +33,8 @@ def wants_native_kernels(model: Transformer) -> bool:
     allowed = native_kernels_allowed()
     if allowed is not None:
         return allowed
-    return has_integers(model) or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
-
-
-def has_integers(model: Transformer) -> bool:
-    """Whether some weights are integers, for which kernels round the inputs of products."""
-    return any(isinstance(weight, StoredWeight) and weight.has_scales for weight in model.parameters())
+    integers = any(isinstance(weight, StoredWeight) and weight.has_scales for weight in model.parameters())
+    return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
 
 
 def with_native_products(model: Transformer, *, always: bool = False) -> Transformer:

@@ -187,17 +187,21 @@ class PagedAttending:
         self._kind, self.slot_mapping, self._paged, self._groups = kind, slot_mapping, paged, groups
 
     @classmethod
-    def of_pass(cls, kind: AttentionKind, current: Pass, number: int, *, native: bool, apart: bool) -> PagedAttending:
+    def of_pass(
+        cls, kind: AttentionKind, current: Pass, number: int, *, native: bool, batch_invariant: bool
+    ) -> PagedAttending:
         """The attention of a pass in the layers of `kind`, whose blocks have the kind `number`.
 
         On a GPU with Triton several long chunks attend in tiles. Otherwise sequences that begin in the pass are the
         documents of one packed row, as in training, and each of the other long chunks has its own kernel. All short
-        chunks attend together, on a CPU in the paged kernel if `native`. If tokens attend `apart`, every chunk counts
-        as short, so that a token's result does not depend on the rest of the pass.
+        chunks attend together, on a CPU in the paged kernel if `native`. With `batch_invariant` every chunk counts as
+        short, so that a token's result does not depend on the rest of the pass.
         """
         groups = _Groups(kind, current, number)
         sequences = range(len(current.chunks))
-        long = [number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER and not apart]
+        long = [
+            number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER and not batch_invariant
+        ]
         beginnings = [number for number in long if current.chunks[number].start == 0]
         kernel, paged = _paged_kernel(kind, native), list[AttentionMetadata]()
         if kernel is attend_by_triton and long != beginnings[:1]:

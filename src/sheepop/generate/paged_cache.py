@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sheepop.adapt.native_products import has_integers, wants_native_kernels
+from sheepop.adapt.native_products import wants_native_kernels
 from sheepop.adapt.stored_weight import has_fp8
 from sheepop.core.errors import DeviceError
 from sheepop.generate.blocks import BlockManager, Chunk, Copy, blocks_held
@@ -126,8 +126,7 @@ class PagedCache(LatentCache):
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
     `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. If
-    `batch_invariant`, each token attends alone, and so it does in native kernels beside integers: rounding their inputs
-    to 8 bits would make a large difference of one in the last bit.
+    `batch_invariant`, each token attends alone.
     """
 
     def __init__(
@@ -144,7 +143,6 @@ class PagedCache(LatentCache):
         self.reaches = reaches_of(model)
         self.block_size = block_size
         self.is_native, self.batch_invariant = batch_invariant or wants_native_kernels(model), batch_invariant
-        self._attends_apart = batch_invariant or (self.is_native and has_integers(model))
         # None for layers that store nothing: those without attention, or with the keys and values of another layer.
         self._kind_of_layer = [
             None if kind is None or layer in model.kv_sources else self.reaches.index(kind[0])
@@ -351,7 +349,9 @@ class PagedCache(LatentCache):
         if self.static is not None:
             metadata = self.static.metadata[number]
             return PagedAttending(kind, metadata.slot_mapping, [metadata])
-        return PagedAttending.of_pass(kind, self._current, number, native=self.is_native, apart=self._attends_apart)
+        return PagedAttending.of_pass(
+            kind, self._current, number, native=self.is_native, batch_invariant=self.batch_invariant
+        )
 
     def metadata(self, attending: Attending | None) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""

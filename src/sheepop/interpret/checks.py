@@ -17,9 +17,8 @@ from sheepop.interpret.trace import Trace, attentions_of
 # precision the roundings of a number that every block rounds once.
 _LIMITS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
 _WEIGHTS = "*attention.weights"
-# Products with integer weights round their inputs to 8 bits, like bfloat16: a difference in the last bit of float32
-# moves some numbers to the next integer, and after a few blocks all that is rounded differs.
-_QUANTISED = _LIMITS[torch.bfloat16]
+# Products with integer weights round their inputs to 8 bits, and a number halfway between two integers to either.
+_QUANTISED = 0.02
 
 
 @dataclass(frozen=True)
