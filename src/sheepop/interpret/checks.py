@@ -17,8 +17,8 @@ from sheepop.interpret.trace import Trace, attentions_of
 # precision the roundings of a number that every block rounds once.
 _LIMITS = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 0.02, torch.bfloat16: 0.1}
 _WEIGHTS = "*attention.weights"
-# Products with integer weights round their inputs to 8 bits, and a number halfway between two integers to either.
-_QUANTISED = 0.02
+# Products with integer weights round their inputs, some to 16 bits.
+_QUANTISED = 1e-3
 
 
 @dataclass(frozen=True)
