@@ -35,7 +35,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "sinks, cap, scale": {"attention_sinks": True, "attention_soft_cap": 4.0, "attention_scale": 0.4},
     "wide values": {"value_head_dim": 12, "norm": "rmsnorm"},
 }
-CACHES: tuple[CacheDtype, ...] = ("auto", "int8", "fp8")
+CACHES: dict[CacheDtype, float] = {"auto": 2e-4, "int8": 2e-2, "fp8": 2e-2}
 TEXTS = [list(range(3, 21)), list(range(40, 49)), list(range(7, 20))]
 
 
@@ -85,14 +85,8 @@ def test_a_block_in_one_call_is_the_block(
     monkeypatch.setattr(Block, "forward", None)  # no pass needs it
     assert all(type(block) is NativeBlock for block in (*native.layers, *in_int8.layers))
     assert_near(read_apart(native), exact, 2e-5)
-    for kind in CACHES:
-        found = read_apart(in_int8, cache_dtype=kind)
-        # A number halfway between two integers may become either of them, and texts differ from there on.
-        assert_near(found, expected[kind], 2e-2)
-        errors = torch.cat(
-            [(one - other).abs() / other.abs().max() for one, other in zip(found, expected[kind], strict=True)]
-        )
-        assert kind != "auto" or errors.median() <= 1e-6
+    for kind, error in CACHES.items():
+        assert_near(read_apart(in_int8, cache_dtype=kind), expected[kind], error)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])

@@ -3,7 +3,7 @@
 Each row of int8 or fp8 shares a scale s; a weight w becomes the integer, or 8-bit float, nearest to w / s. Each group
 of 32 neighbours in a row of int4 shares a scale and an offset o; w becomes the integer from 0 to 15 nearest to
 (w - o) / s.
-A model keeps its activations as they are; kernels for integers round the inputs of products to 8 bits.
+Activations are not quantised.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-# More rows times floats are summed in another order, in which they share what is read.
+# More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
@@ -196,7 +196,7 @@ class StoredWeight(Tensor):
             return self.product_by_triton(x, bias)
         many = count > self.most_native_rows
         is_native = x.device.type == "cpu" and x.dtype != torch.float64 and self.kernel is not None
-        if not is_native:
+        if not is_native or (many and self.has_scales):
             return self.product_by_torch(x, bias)
         if x.shape[-1] != self.row_length:
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
@@ -297,7 +297,7 @@ class StoredWeight(Tensor):
         """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:
             return 0
-        return math.inf if self.always_native or self.has_scales else _MOST_ROWS
+        return math.inf if self.always_native or (self.has_scales and self.group is None) else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -368,8 +368,8 @@ def name_of(dtype: torch.dtype) -> str:
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
-    rounds, source = ("integers", SOURCE_OF_INTEGERS) if name.startswith("int") else (name, _SOURCE)
-    found = (getattr(native_library(source), each, None) for each in (f"round_{rounds}", f"multiply_{name}"))
+    library = native_library(SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
+    found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
     rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)
 

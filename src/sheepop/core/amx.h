@@ -32,14 +32,12 @@ inline T* aligned(T* memory) {
 // Some compilers do not know which memory the instructions for tiles read and write: call it before and after them.
 inline void settle_memory() { asm volatile("" ::: "memory"); }
 
-// Prepares the registers for tiles of so many rows of inputs with `bytes` bytes, unless they are already.
-inline void shape_tiles(int64_t rows, int64_t bytes, int64_t& shaped) {
+// Prepares the registers for tiles of so many rows of inputs, unless they are already.
+inline void shape_tiles(int64_t rows, int64_t& shaped) {
   if (rows == shaped) return;
   shaped = rows;
   alignas(64) uint8_t shapes[64] = {1};  // the kind of table, and from byte 16 on the bytes of rows, from 48 on the rows
-  for (int i = 0; i < 8; i++) shapes[16 + 2 * i] = kTileBytes, shapes[48 + i] = rows;
-  for (int i = 4; i < 7; i++) shapes[16 + 2 * i] = bytes;
-  shapes[48 + 7] = bytes / 4;
+  for (int i = 0; i < 8; i++) shapes[16 + 2 * i] = kTileBytes, shapes[48 + i] = i < 7 ? rows : kTileRows;
   settle_memory();
   _tile_loadconfig(shapes);
 }

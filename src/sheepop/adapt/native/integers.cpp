@@ -3,12 +3,13 @@
 // W (N, K) has int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or
 // 32 neighbours: weight = scale * code + offset. It lies in tiles of 16 rows: the first 4 bytes of each row, then the
 // next 4 of each, and so on, and likewise the scales of groups, so that memory is read once, from one end to the other.
-// Of x every 32 neighbours become integers of 8 bits with a scale, so that their products with codes are exact sums of
-// integers. The sums in float32 have one order and round every product, so a row of y is the same to the last bit
-// whatever the other rows of x are, however many threads share the work, and on every processor.
+// x becomes integers, of 16 bits for rows with one scale and of 30 bits for groups, so that the products within a group
+// are exact sums of integers. A row of y is the same to the last bit whatever the other rows of x are, however many
+// threads share the work, and however wide the vectors are.
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "amx.h"
@@ -16,52 +17,69 @@
 
 namespace {
 
-constexpr int kRows = 16;         // of a tile
-constexpr int kUnit = 4 * kRows;  // bytes of a tile that have the same columns
-constexpr int kGroup = 32;        // neighbours in a row of x that share a scale
-constexpr int kHalf = kGroup / 2;
-constexpr int64_t kTogether = 16;              // rows of x whose groups lie together
-constexpr int kVectors = kRows / kLanes;       // that hold the same columns of all rows of a tile
-constexpr int kTiles = kLanes == 16 ? 3 : 1;   // that meet
-constexpr int kInputs = kLanes == 16 ? 8 : 4;  // so many rows of x at a time, whose sums stay in registers
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-constexpr bool kIsUnsigned = true;  // codes, in the products of the processor
+constexpr int kRows = 16;            // of a tile
+constexpr int kUnit = 4 * kRows;     // bytes of a tile that have the same columns
+constexpr int kBytes = 16;           // of each row of W are read at a time
+constexpr int kAhead = 4096;         // bytes that are on their way from memory
+constexpr int kColumns = 16;         // columns whose inputs lie together
+constexpr int kPairs = kColumns / 2;
+constexpr int kLowBits = 15;
+constexpr int64_t kInputs = 64;      // rows of x whose sums stay in the cache
+constexpr int kVectors = kRows / kLanes;      // that hold the same columns of all rows of a tile
+constexpr int kParts = kLanes == 16 ? 8 : 4;  // of inputs, whose sums stay in registers
+constexpr int kTiles = kLanes == 16 ? 2 : 1;  // that meet many inputs at a time
+constexpr int64_t kMany = 32;                 // rows of x
+#ifdef __AMX_INT8__
+constexpr bool kHasTiles = true;
 #else
-constexpr bool kIsUnsigned = false;
+constexpr bool kHasTiles = false;
 #endif
 
-// A number, or four neighbouring bytes, for each of `kLanes` rows of W.
+// A number, or two neighbouring short ones, for each of `kLanes` rows of W.
 typedef int32_t Lanes __attribute__((vector_size(4 * kLanes)));
+typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
 
-// total + the sums of four products of codes and inputs, which are at least -127. Codes have a sign, or not if they are
-// below 128 or `kIsUnsigned`: then no product of pairs exceeds 16 bits.
-template <bool has_sign>
-inline Lanes add_products(Lanes total, Lanes codes, Lanes x) {
+inline Lanes spread_pair(const int16_t* pair) { return Lanes{} + load<int32_t>(pair); }
+
+// total + the products of pairs.
+inline Lanes add_pairs(Lanes total, Pairs a, Lanes b) {
 #if defined(__AVX512VNNI__)
-  return reinterpret_cast<Lanes>(_mm512_dpbusd_epi32(
-      reinterpret_cast<__m512i>(total), reinterpret_cast<__m512i>(codes), reinterpret_cast<__m512i>(x)));
-#elif defined(__AVXVNNI__)
-  return reinterpret_cast<Lanes>(_mm256_dpbusd_avx_epi32(
-      reinterpret_cast<__m256i>(total), reinterpret_cast<__m256i>(codes), reinterpret_cast<__m256i>(x)));
+  return reinterpret_cast<Lanes>(
+      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(total), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX512BW__)
-  __m512i sizes = reinterpret_cast<__m512i>(codes), moved = reinterpret_cast<__m512i>(x);
-  if (has_sign) {
-    moved = _mm512_mask_sub_epi8(moved, _mm512_movepi8_mask(sizes), __m512i{}, moved);
-    sizes = _mm512_abs_epi8(sizes);
-  }
-  const __m512i pairs = _mm512_maddubs_epi16(sizes, moved);
-  return total + reinterpret_cast<Lanes>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  return total + reinterpret_cast<Lanes>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX2__)
-  __m256i sizes = reinterpret_cast<__m256i>(codes), moved = reinterpret_cast<__m256i>(x);
-  if (has_sign) moved = _mm256_sign_epi8(moved, sizes), sizes = _mm256_abs_epi8(sizes);
-  const __m256i pairs = _mm256_maddubs_epi16(sizes, moved);
-  return total + reinterpret_cast<Lanes>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  return total + reinterpret_cast<Lanes>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #else
-  typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
-  const Pairs a = reinterpret_cast<Pairs>(codes), b = reinterpret_cast<Pairs>(x);
-  const auto pairs = reinterpret_cast<Lanes>(((a << 8) >> 8) * ((b << 8) >> 8) + (a >> 8) * (b >> 8));
-  return total + ((pairs << 16) >> 16) + (pairs >> 16);
+  const Pairs pairs = reinterpret_cast<Pairs>(b);
+  for (int i = 0; i < kLanes; i++) total[i] += a[2 * i] * pairs[2 * i] + a[2 * i + 1] * pairs[2 * i + 1];
+  return total;
 #endif
+}
+
+// Adds to `sums` the products of `width` columns with parts of inputs, which lie one after another; those of the next 16
+// columns are `stride` further. The loops stay loops, because compilers that see all of their sums change the order and
+// run out of registers.
+template <int parts, int vectors>
+inline void add_products(const Pairs (*weights)[vectors], const int16_t* x, int64_t stride, int64_t width,
+                         Lanes (*sums)[vectors]) {
+  Lanes found[parts][vectors], other[parts][vectors] = {};  // so that few additions wait for the sum before
+  for (int part = 0; part < parts; part++)
+    for (int v = 0; v < vectors; v++) found[part][v] = sums[part][v];
+  for (int64_t column = 0; column < width; column += kColumns, x += stride, weights += kPairs)
+#pragma GCC unroll 1
+    for (int pair = 0; pair < kPairs; pair += 2)
+      for (int part = 0; part < parts; part++) {
+        const Lanes one = spread_pair(x + part * kColumns + 2 * pair);
+        const Lanes next = spread_pair(x + part * kColumns + 2 * pair + 2);
+        for (int v = 0; v < vectors; v++) {
+          found[part][v] = add_pairs(found[part][v], weights[pair][v], one);
+          Lanes& sum = (parts * vectors < 4 ? other : found)[part][v];
+          sum = add_pairs(sum, weights[pair + 1][v], next);
+        }
+      }
+  for (int part = 0; part < parts; part++)
+    for (int v = 0; v < vectors; v++) sums[part][v] = found[part][v] + other[part][v];
 }
 
 // Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
@@ -73,291 +91,344 @@ inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
 
 inline Floats floats(Lanes values) { return __builtin_convertvector(values, Floats); }
 
-typedef int32_t Ints4 __attribute__((vector_size(16)));
-typedef int32_t Ints8 __attribute__((vector_size(32)));
-
-inline int32_t largest(Ints4 values) { return std::max(std::max(values[0], values[1]), std::max(values[2], values[3])); }
-
-inline int32_t largest(Ints8 values) {
-  Ints4 halves[2];
-  std::memcpy(halves, &values, sizeof(values));
-  return largest(halves[0] > halves[1] ? halves[0] : halves[1]);
+// Kinds of codes: `unpack` makes pairs of short numbers of 16 bytes of all rows of some tiles, from `at` on. Of four
+// neighbours c the pairs are (c[0], c[2]) and (c[1], c[3]), which need no more than shifts. A tile has `tile` bytes.
+inline const char* vector_at(const char* at, int64_t tile, int v) {
+  return at + v / kVectors * tile + v % kVectors * sizeof(Pairs);
 }
 
-// Compilers take a conversion to bytes apart without AVX-512.
-inline FewBytes bytes(Floats integers) {
-  const FloatBits all = __builtin_convertvector(integers, FloatBits);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  const auto both = reinterpret_cast<__m256i>(all);
-  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-  const __m128i packed = _mm_packs_epi16(shorts, shorts);
-  return load<FewBytes>(&packed);
-#else
-  return __builtin_convertvector(all, FewBytes);
-#endif
-}
-
-// Neighbours in a row of x: x = kScaling * scale * integer. `sums` are those of the integers of each half.
-struct Group {
-  int8_t integers[kGroup];
-  float scale;
-  int32_t sums[2];
-};
-
-constexpr float kScaling = 1 << 20;  // so that sums of products with codes overflow no sooner than those with weights
-
-// Rows of x in groups. Integers beyond K are 0.
-class Inputs {
- public:
-  Inputs(void* memory, int64_t M, int64_t K)
-      : groups_(static_cast<Group*>(memory)), M_(M), K_(K), count_((K + kGroup - 1) / kGroup) {}
-
-  // The group of row m that begins with column k. Groups with the same columns lie together in `rows(m)` rows.
-  Group* at(int64_t m, int64_t k) const {
-    const int64_t first = m / kTogether * kTogether;
-    return groups_ + first * count_ + k / kGroup * rows(m) + m - first;
-  }
-  int64_t rows(int64_t m) const { return std::min(kTogether, M_ - m / kTogether * kTogether); }
-
-  // A group with a number that is not finite becomes 0 with the scale NaN, so that all products of the row are NaN.
-  void round(const float* x, int64_t m) const {
-    constexpr float kLeast = 1e-28f;     // numbers are rounded as if the largest were at least this, so that no scale is 0
-    constexpr float kRounding = 0x3p22f;  // in a sum with it, a small number becomes an integer, ties become even
-    for (int64_t k = 0; k < K_; k += kGroup) {
-      Group& to = *at(m, k);
-      float numbers[kGroup] = {};
-      std::copy_n(x + k, kHalf, numbers);
-      if (k + kHalf < K_) std::copy_n(x + k + kHalf, kHalf, numbers + kHalf);
-      Ints8 tops = {};
-      for (int i = 0; i < kGroup; i += 8) {
-        const Ints8 sizes = load<Ints8>(numbers + i) & 0x7fffffff;
-        tops = sizes > tops ? sizes : tops;
-      }
-      const int32_t top = largest(tops);
-      const bool is_finite = top < 0x7f800000;
-      if (!is_finite) std::fill_n(numbers, kGroup, 0.f);
-      const float size = is_finite ? std::max(same_bits<float>(top), kLeast) : 1.f, factor = 127 / size;
-      to.scale = is_finite ? size / 127 / kScaling : NAN;
-      for (int half = 0; half < 2; half++) {
-        Floats totals = {};
-        for (int i = half * kHalf; i < (half + 1) * kHalf; i += kLanes) {
-          const Floats rounded = load<Floats>(numbers + i) * factor + kRounding - kRounding;
-          store(to.integers + i, bytes(rounded));
-          totals += rounded;
-        }
-        to.sums[half] = static_cast<int32_t>(sum(totals));
-      }
-    }
-  }
-
- private:
-  Group* groups_;
-  int64_t M_, K_, count_;
-};
-
-// Kinds of codes: `read` gives the codes of four columns of a tile's rows, plus `kMore`, from the bytes of 32 columns.
 struct Bytes {
-  static constexpr int kBits = 8, kMore = kIsUnsigned ? 128 : 0;
-  static constexpr bool kHasSign = !kIsUnsigned;
-  template <int half>
-  static Lanes read(const char* at, int unit) {
-    const Lanes found = load<Lanes>(at + (kHalf / 4 * half + unit) * kUnit);
-    return kIsUnsigned ? found ^ static_cast<int32_t>(0x80808080) : found;
+  static constexpr int kCodes = 16;
+  template <int vectors>
+  static void unpack(const char* at, int64_t tile, Pairs (*to)[vectors]) {
+    for (int i = 0; i < kBytes / 4; i++)
+      for (int v = 0; v < vectors; v++) {
+        const Pairs pairs = load<Pairs>(vector_at(at + i * kUnit, tile, v));
+        to[2 * i][v] = (pairs << 8) >> 8, to[2 * i + 1][v] = pairs >> 8;
+      }
   }
 };
 
 // Byte i holds code i in its lower half and code i + 16 in its upper one.
-template <bool has_sign>
+template <bool is_signed>
 struct Nibbles {
-  static constexpr int kBits = 4, kMore = has_sign ? 8 : 0;
-  static constexpr bool kHasSign = false;
-  template <int half>
-  static Lanes read(const char* at, int unit) {
-    const Lanes found = load<Lanes>(at + unit * kUnit) >> 4 * half & 0x0f0f0f0f;
-    return has_sign ? found ^ 0x08080808 : found;
+  static constexpr int kCodes = 32;
+  static Pairs code(Lanes part, int shift) {
+    const Pairs found = reinterpret_cast<Pairs>((part >> shift) & 0x000f000f);
+    return is_signed ? (found ^ 8) - 8 : found;
+  }
+  template <int vectors>
+  static void unpack(const char* at, int64_t tile, Pairs (*to)[vectors]) {
+    for (int i = 0; i < kBytes / 4; i++)
+      for (int v = 0; v < vectors; v++) {
+        const Lanes part = load<Lanes>(vector_at(at + i * kUnit, tile, v));
+        to[2 * i][v] = code(part, 0), to[2 * i + 1][v] = code(part, 8);
+        to[kPairs + 2 * i][v] = code(part, 4), to[kPairs + 2 * i + 1][v] = code(part, 12);
+      }
   }
 };
 
-inline Floats some(const float* from, int64_t count) {
-  if (count == kLanes) return load<Floats>(from);  // copies of unknown lengths are slow
-  Floats found = {};
-  std::memcpy(&found, from, count * sizeof(float));
-  return found;
+typedef uint64_t Fours __attribute__((vector_size(2 * kColumns)));  // of short numbers
+
+// The inputs of 16 columns in the order of the pairs: of each four, those in the middle change places.
+inline Fours in_pairs(const int16_t* x) {
+  const Fours fours = load<Fours>(x);
+  return (fours & 0xffff00000000ffff) | (fours >> 16 & 0xffff0000) | (fours & 0xffff0000) << 16;
 }
 
-// Tiles of W from row n on. Weights have a scale, and perhaps an offset, for each `group` neighbours, or 0: for each row.
+// Rows of x as integers of `planes` short parts: of 16 columns the upper parts of each row, then the lower parts.
+template <int planes>
+class Inputs {
+ public:
+  Inputs(void* memory, int64_t M, int64_t K)
+      : scales_(static_cast<float*>(memory)),
+        sums_(scales_ + M),
+        parts_(reinterpret_cast<int16_t*>(sums_ + M * K / kColumns)),
+        M_(M),
+        K_(K) {}
+
+  float scale(int64_t m) const { return scales_[m]; }
+  float sum(int64_t column, int64_t m) const { return sums_[place_of(column, m)]; }  // of 16 integers
+  const int16_t* parts(int64_t column, int64_t m) const { return parts_ + place_of(column, m) * planes * kColumns; }
+  // From those of 16 columns to those of the next ones.
+  int64_t stride(int64_t m) const { return std::min(kInputs, M_ - m / kInputs * kInputs) * planes * kColumns; }
+
+  // A row with a number that is not finite becomes 0 with the scale NaN, so that all of its products are NaN.
+  void round(const float* x, int64_t m) {
+    Floats tops = {}, spoiled = {};
+    for (int64_t k = 0; k < K_; k += kLanes) {
+      const Floats values = load<Floats>(x + k), sizes = values < 0.f ? -values : values;
+      tops = sizes > tops ? sizes : tops;
+      spoiled += values * 0.f;
+    }
+    float top = 0;
+    for (int i = 0; i < kLanes; i++) top = std::max(top, tops[i]);
+    const bool is_finite = ::sum(spoiled) == 0;
+    const float factor = is_finite ? factor_for(top) : 1.f;
+    scales_[m] = is_finite ? 1 / factor : NAN;
+    for (int64_t k = 0; k < K_; k += kColumns) {
+      int32_t integers[kColumns];
+      for (int i = 0; i < kColumns; i++)
+        integers[i] = static_cast<int32_t>(std::nearbyint((is_finite ? x[k + i] : 0.f) * factor));
+      is_in_bytes() ? split_in_bytes(integers, k, m) : split(integers, place_of(k, m));
+    }
+    if (is_in_bytes() && K_ % kUnit)
+      for (int part = 0; part < 2; part++) std::fill_n(bytes(part, K_, m), kUnit - K_ % kUnit, uint8_t{0});
+  }
+
+  // Whether the integers lie as tiles of AMX: their upper bytes, with a sign, and their lower ones without.
+  bool is_in_bytes() const { return kHasTiles && planes == 1 && M_ >= kRows; }
+  uint8_t* bytes(int part, int64_t column, int64_t m) const {
+    const TileOrder order{2, M_, (K_ + kUnit - 1) / kUnit * kUnit};
+    return aligned(reinterpret_cast<uint8_t*>(parts_)) + order.place(part, m, column);
+  }
+
+ private:
+  float *scales_, *sums_;  // (M,), and (K / 16, rows) for each kInputs rows
+  int16_t* parts_;         // (K / 16, rows, planes, 16) for each kInputs rows, which are read together
+  int64_t M_, K_;
+
+  // The number of the 16 columns of row m that begin with `column`.
+  int64_t place_of(int64_t column, int64_t m) const {
+    const int64_t first = m / kInputs * kInputs;
+    return first * (K_ / kColumns) + column / kColumns * std::min(kInputs, M_ - first) + m - first;
+  }
+
+  static float factor_for(float top) {
+    if (planes == 1) return 32767 / std::max(top, 1e-30f);
+    int exponent;  // of a power of two above all numbers
+    std::frexp(top, &exponent);
+    return std::ldexp(1.f, 2 * kLowBits - 1 - std::max(exponent, -90));
+  }
+
+  void split_in_bytes(const int32_t* integers, int64_t k, int64_t m) {
+    for (int i = 0; i < kColumns; i++) {
+      *bytes(0, k + i, m) = static_cast<uint8_t>(integers[i] >> 8);
+      *bytes(1, k + i, m) = static_cast<uint8_t>(integers[i]);
+    }
+  }
+
+  void split(const int32_t* integers, int64_t number) {
+    int16_t* to = parts_ + number * planes * kColumns;
+    int16_t high[kColumns], low[kColumns];
+    for (int i = 0; i < kColumns; i++) {
+      const int32_t upper = planes == 1 ? integers[i] : (integers[i] + (1 << (kLowBits - 1))) >> kLowBits;
+      high[i] = static_cast<int16_t>(upper), low[i] = static_cast<int16_t>(integers[i] - (upper << kLowBits));
+    }
+    store(to, in_pairs(high));
+    if constexpr (planes == 2) {
+      store(to + kColumns, in_pairs(low));
+      int64_t total = 0;
+      for (int i = 0; i < kColumns; i++) total += integers[i];
+      sums_[number] = static_cast<float>(total);
+    }
+  }
+};
+
+template <int planes>
+void round_row(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
+  Inputs<planes>(memory, M, K).round(x, m);
+}
+
+inline void fetch_after(const char* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + kAhead + i);
+}
+
+// Integers in groups: total = the sum of scale * sum(codes * inputs) + offset * sum(inputs).
 template <class Codes, int group, class Scale, bool has_offset>
-struct Tiles {
-  static constexpr int64_t kColumn = kRows * Codes::kBits / 8;  // bytes
+struct Groups {
+  static constexpr int kPlanes = 2, kStep = std::max(group, Codes::kCodes), kReads = kStep / Codes::kCodes;
+  static constexpr int64_t kPanel = std::numeric_limits<int64_t>::max() / 2;  // all columns at a time
   const char* codes;
   const Scale *scales, *offsets;
   int64_t K, tile;  // bytes of codes of a tile
 
-  Tiles(const Linear& linear, int64_t n) : K(linear.K), tile(K * kColumn) {
-    codes = static_cast<const char*>(linear.weights) + n / kRows * tile;
-    scales = static_cast<const Scale*>(linear.scales) + n * (group ? K / std::max(group, 1) : 1);
-    offsets = has_offset ? static_cast<const Scale*>(linear.offsets) + n * (K / group) : nullptr;
+  Groups(const Linear& linear, int64_t n)
+      : codes(static_cast<const char*>(linear.weights) + n * linear.K * kBytes / Codes::kCodes),
+        scales(static_cast<const Scale*>(linear.scales) + n * (linear.K / group)),
+        offsets(static_cast<const Scale*>(linear.offsets) + (has_offset ? n * (linear.K / group) : 0)),
+        K(linear.K),
+        tile(kRows * K * kBytes / Codes::kCodes) {}
+
+  template <int vectors>
+  void add(const Inputs<2>& inputs, int64_t first, int64_t count, int64_t, int64_t end, Floats (*totals)[vectors]) const {
+    for (int64_t k = 0; k < end; k += kStep) {
+      Pairs weights[kStep / 2][vectors];
+      const char* at = codes + k * kUnit * kBytes / (4 * Codes::kCodes);
+      for (int v = 0; v < vectors; v += kVectors) fetch_after(vector_at(at, tile, v), kReads * kBytes * kRows);
+      for (int i = 0; i < kReads; i++)
+        Codes::template unpack<vectors>(at + i * kUnit * kBytes / 4, tile, weights + i * Codes::kCodes / 2);
+      for (int g = 0; g < kStep / group; g++) {
+        const int64_t column = k + g * group;
+        by_size<kParts / kPlanes>(count, [&]<int size>(int64_t i) {
+          add_group<size, vectors>(weights + g * group / 2, inputs, column, first + i, totals + i);
+        });
+      }
+    }
   }
 
-  const char* at(int64_t k, int v) const {
-    return codes + v / kVectors * tile + k * kColumn + v % kVectors * sizeof(Lanes);
-  }
-
-  // Adds the products of the group of columns from k on with the groups of `size` rows of x.
+  // Adds the products of a group with `size` inputs from m on.
   template <int size, int vectors>
-  void add(const Group* x, int64_t k, Floats (*totals)[vectors]) const {
-    Floats found[size][vectors];
-    if constexpr (group == kHalf) {
-      add_part<0, 1, size, vectors>(x, k, found);
-      if (k + kHalf < K) add_part<1, 1, size, vectors>(x, k, found);
-    } else {
-      add_part<0, 2, size, vectors>(x, k, found);
-    }
-    for (int i = 0; i < size; i++)
-      for (int v = 0; v < vectors; v++) totals[i][v] += found[i][v] * x[i].scale;
-  }
-
-  // Adds `halves` halves of the group from `half` on to `found`, or begins with them.
-  template <int half, int halves, int size, int vectors>
-  void add_part(const Group* x, int64_t k, Floats (*found)[vectors]) const {
-    Lanes sums[size][vectors];
-    int32_t inputs[size];
+  void add_group(const Pairs (*weights)[vectors], const Inputs<2>& inputs, int64_t column, int64_t m,
+                 Floats (*totals)[vectors]) const {
+    Lanes found[2 * size][vectors] = {};
+    add_products<2 * size, vectors>(weights, inputs.parts(column, m), inputs.stride(m), group, found);
     for (int i = 0; i < size; i++) {
-      inputs[i] = x[i].sums[half] + (halves == 2 ? x[i].sums[1] : 0);
-      for (int v = 0; v < vectors; v++) sums[i][v] = Lanes{} - Codes::kMore * inputs[i];
-    }
-    add_half<half, size, vectors>(x, k, sums);
-    if (halves == 2 && k + kHalf < K) add_half<1, size, vectors>(x, k, sums);
-    for (int v = 0; v < vectors; v++) {
-      Floats scale = {}, offset = {};
-      if constexpr (group) {
-        const int64_t number = (k + half * kHalf) / group;
-        const int64_t place = v / kVectors * kRows * (K / group) + number * kRows + v % kVectors * kLanes;
-        scale = read(scales + place);
-        if constexpr (has_offset) offset = read(offsets + place);
-      }
-      for (int i = 0; i < size; i++) {
-        Floats part = floats(sums[i][v]);
-        if (group) part *= scale;
-        if (has_offset) part += offset * static_cast<float>(inputs[i]);
-        found[i][v] = half ? found[i][v] + part : part;
+      float sums = 0;
+      for (int part = 0; has_offset && part < group / kColumns; part++) sums += inputs.sum(column + part * kColumns, m + i);
+      for (int v = 0; v < vectors; v++) {
+        const int64_t place = v / kVectors * kRows * (K / group) + column / group * kRows + v % kVectors * kLanes;
+        const Floats scale = read(scales + place);
+        const Floats products =
+            multiply_add(floats(found[2 * i + 1][v]), floats(found[2 * i][v]), spread<Floats>(1 << kLowBits));
+        // The two parts of a group may nearly cancel out, which a large total would make less exact.
+        totals[i][v] = has_offset ? totals[i][v] + multiply_add(scale * products, read(offsets + place), spread<Floats>(sums))
+                                  : multiply_add(totals[i][v], scale, products);
       }
     }
   }
 
-  // The loop stays a loop, because compilers that see all of its sums change their order and run out of registers.
-  template <int half, int size, int vectors>
-  void add_half(const Group* x, int64_t k, Lanes (*sums)[vectors]) const {
-#pragma GCC unroll 1
-    for (int unit = 0; unit < kHalf / 4; unit++) {
-      Lanes codes[vectors];
-      for (int v = 0; v < vectors; v++) codes[v] = Codes::template read<half>(at(k, v), unit);
-      for (int i = 0; i < size; i++) {
-        const Lanes four = Lanes{} + load<int32_t>(x[i].integers + half * kHalf + 4 * unit);
-        for (int v = 0; v < vectors; v++) sums[i][v] = add_products<Codes::kHasSign>(sums[i][v], codes[v], four);
-      }
-    }
+  static Floats finished(Floats total, const Linear&, int64_t, int64_t) { return total; }
+};
+
+// Integers of 8 bits with a scale for each row.
+struct WholeRows {
+  static constexpr int kPlanes = 1;
+  static constexpr int64_t kPanel = 256;  // products of 8 and 16 bits whose sum cannot overflow
+  const char* codes;
+  int64_t tile;
+
+  WholeRows(const Linear& linear, int64_t n)
+      : codes(static_cast<const char*>(linear.weights) + n * linear.K), tile(kRows * linear.K) {}
+
+  template <int vectors>
+  void add(const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin, int64_t end,
+           Floats (*totals)[vectors]) const {
+    // Many inputs meet the weights of a panel, which are unpacked before; few meet them while others come from memory.
+    (count < kMany ? add_steps<kColumns, vectors> : add_steps<kPanel, vectors>)(*this, inputs, first, count, begin, end,
+                                                                                 totals);
   }
 
-  // The first of these tiles, up to row `end`, times `size` rows of x from m on.
-  template <int size, int tiles>
-  void multiply(const Linear& linear, const Inputs& inputs, float* y, int64_t m, int64_t n, int64_t end) const {
-    constexpr int vectors = tiles * kVectors;
-    Floats totals[size][vectors] = {};
-    const Group* x = inputs.at(m, 0);
-    for (int64_t k = 0, stride = inputs.rows(m); k < K; k += kGroup, x += stride) {
-      for (int v = 0; m == 0 && v < vectors; v += kVectors)
-        for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);  // of the next tiles
-      add<size, vectors>(x, k, totals);
-    }
-    for (int i = 0; i < size; i++)
-      for (int64_t v = 0, r = n; r < end && v < vectors; v++, r += kLanes) {
-        const int64_t rows = std::min<int64_t>(kLanes, end - r);
-        const Floats found = finished(linear, totals[i][v], r, rows);
-        float* to = y + (m + i) * linear.N + r;
-        rows == kLanes ? store(to, found) : static_cast<void>(std::memcpy(to, &found, rows * sizeof(float)));
+  template <int64_t step, int vectors>
+  static void add_steps(const WholeRows& rows, const Inputs<1>& inputs, int64_t first, int64_t count, int64_t begin,
+                        int64_t end, Floats (*totals)[vectors]) {
+    Lanes sums[kInputs][vectors];
+    const int64_t stride = step == kColumns ? 0 : inputs.stride(first);
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) sums[i][v] = Lanes{};
+    for (int64_t k = begin; k < end; k += step) {
+      Pairs weights[step / 2][vectors];
+      const int64_t width = step == kColumns ? step : std::min(step, end - k);
+      for (int64_t column = 0; column < width; column += kColumns) {
+        const char* at = rows.codes + (k + column) * kRows;
+        for (int v = 0; v < vectors; v += kVectors) fetch_after(vector_at(at, rows.tile, v), kBytes * kRows);
+        Bytes::unpack<vectors>(at, rows.tile, weights + column / 2);
       }
+      by_size<kParts>(count, [&]<int size>(int64_t i) {
+        add_products<size, vectors>(weights, inputs.parts(k, first + i), stride, width, sums + i);
+      });
+    }
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) totals[i][v] += floats(sums[i][v]);
   }
 
-  static Floats finished(const Linear& linear, Floats total, int64_t n, int64_t rows) {
-    if constexpr (group == 0) total *= some(static_cast<const float*>(linear.scales) + n, rows);
-    total *= kScaling;
-    return linear.bias ? total + some(linear.bias + n, rows) : total;
+  static Floats finished(Floats total, const Linear& linear, int64_t n, int64_t rows) {
+    return total * some(static_cast<const float*>(linear.scales) + n, rows);
+  }
+
+  static Floats some(const float* from, int64_t count) {
+    if (count == kLanes) return load<Floats>(from);  // copies of unknown lengths are slow
+    Floats found = {};
+    std::memcpy(&found, from, count * sizeof(float));
+    return found;
   }
 };
 
-using WholeRows = Tiles<Bytes, 0, float, false>;
+#ifdef __AMX_INT8__
 
-// The rows of `tiles` tiles from n on, up to `end`, times all inputs.
-template <class Tile, int tiles>
-void multiply_tiles(const Linear& linear, const Inputs& inputs, float* y, int64_t M, int64_t n, int64_t end) {
-  const Tile tile(linear, n);
-  for (int64_t first = 0; first < M; first += kTogether)
-    by_size<kInputs>(inputs.rows(first), [&]<int size>(int64_t i) {
-      tile.template multiply<size, tiles>(linear, inputs, y, first + i, n, end);
-    });
+// Adds to totals (rows, 16) the products of rows of x from m on with columns `begin` to `end` of a tile of W.
+void add_in_tiles(const char* codes, const Inputs<1>& inputs, int64_t m, int64_t begin, int64_t end, float* totals) {
+  ZERO_SUMS();
+  for (int64_t k = begin; k < end; k += kUnit) {
+    alignas(64) char last[kRows * kUnit] = {};
+    const char* at = codes + k * kRows;
+    if (end - k < kUnit) std::memcpy(last, at, (end - k) * kRows), at = last;
+    settle_memory();
+    _tile_loadd(4, inputs.bytes(0, k, m), kUnit);
+    _tile_loadd(5, inputs.bytes(1, k, m), kUnit);
+    _tile_loadd(7, at, kUnit);
+    if (k / kUnit % 2) {  // so that only one product waits for the one before
+      _tile_dpbssd(0, 4, 7);
+      _tile_dpbusd(1, 5, 7);
+    } else {
+      _tile_dpbssd(2, 4, 7);
+      _tile_dpbusd(3, 5, 7);
+    }
+  }
+  alignas(64) int32_t sums[4][kRows * kRows];
+  STORE_SUMS(sums[0], kRows * kRows, kUnit);
+  for (int i = 0; i < kRows * kRows; i++)
+    totals[i] += static_cast<float>((sums[0][i] + sums[2][i]) * 256 + (sums[1][i] + sums[3][i]));
 }
 
-#if defined(__AMX_INT8__) && defined(__AVX512F__)  // a vector has all rows of a tile
-
-// Rows `begin` to `end` of W times all inputs, with the results of `multiply`.
-void multiply_in_amx(const Linear& linear, const Inputs& inputs, float* y, int64_t M, int64_t begin, int64_t end) {
-  constexpr int kSums = 4;  // groups at a time
+// Rows `begin` to `end` of W times all inputs in bytes, with the results of `multiply`.
+void multiply_in_tiles(const Linear& linear, const Inputs<1>& inputs, float* y, int64_t M, int64_t begin, int64_t end) {
+  const auto* scales = static_cast<const float*>(linear.scales);
   int64_t shaped = 0;
   for (int64_t n = begin; n < end; n += kRows)
-    for (int64_t m = 0; m < M; m += kTileRows) {
-      const WholeRows tile(linear, n);
-      const int64_t count = inputs.rows(m), rows = std::min<int64_t>(end - n, kRows);
-      Floats totals[kTileRows] = {};
-      shape_tiles(count, kGroup, shaped);
-      for (int64_t k = 0; k < linear.K; k += kSums * kGroup) {
-        alignas(64) char last[kGroup * kRows] = {};
-        alignas(64) int32_t sums[kSums][kTileRows * kRows];
-        ZERO_SUMS();
-        auto codes = [&](int64_t column) {
-          if (column + kGroup <= linear.K) return tile.at(column, 0);
-          std::memcpy(last, tile.at(column, 0), kHalf * kRows);
-          return static_cast<const char*>(last);
-        };
-#define ADD_PRODUCTS(number)                                                                 \
-  if (k + number * kGroup < linear.K) {                                                      \
-    const char* at = codes(k + number * kGroup);                                             \
-    settle_memory();                                                                         \
-    _tile_loadd(4, inputs.at(m, k + number * kGroup)->integers, int64_t{sizeof(Group)});     \
-    _tile_loadd(7, at, kUnit);                                                               \
-    _tile_dpbssd(number, 4, 7);                                                              \
-  }
-        ADD_PRODUCTS(0);
-        ADD_PRODUCTS(1);
-        ADD_PRODUCTS(2);
-        ADD_PRODUCTS(3);
-#undef ADD_PRODUCTS
-        STORE_SUMS(sums[0], kTileRows * kRows, kUnit);
-        for (int64_t number = 0; number < kSums && k + number * kGroup < linear.K; number++)
-          for (int64_t i = 0; i < count; i++)
-            totals[i] += floats(load<Lanes>(sums[number] + i * kRows)) * inputs.at(m + i, k + number * kGroup)->scale;
-      }
-      for (int64_t i = 0; i < count; i++) {
-        const Floats found = WholeRows::finished(linear, totals[i], n, rows);
-        std::memcpy(y + (m + i) * linear.N + n, &found, rows * sizeof(float));
-      }
+    for (int64_t m = 0; m < M; m += kRows) {
+      const int64_t count = std::min<int64_t>(M - m, kRows), rows = std::min<int64_t>(end - n, kRows);
+      float totals[kRows * kRows] = {};
+      shape_tiles(count, shaped);
+      for (int64_t k = 0; k < linear.K; k += WholeRows::kPanel)
+        add_in_tiles(WholeRows(linear, n).codes, inputs, m, k, std::min(linear.K, k + WholeRows::kPanel), totals);
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t r = 0; r < rows; r++) {
+          const float found = totals[i * kRows + r] * scales[n + r] * inputs.scale(m + i);
+          y[(m + i) * linear.N + n + r] = linear.bias ? found + linear.bias[n + r] : found;
+        }
     }
   _tile_release();
 }
 
 #endif
 
+// The rows of `tiles` tiles from n on, up to `end`, times all inputs.
+template <class Tile, int tiles>
+void multiply_rows(const Linear& linear, const Inputs<Tile::kPlanes>& inputs, float* y, int64_t M, int64_t n, int64_t end) {
+  constexpr int vectors = tiles * kVectors;
+  const Tile tile(linear, n);
+  for (int64_t first = 0; first < M; first += kInputs) {
+    const int64_t count = std::min(kInputs, M - first);
+    Floats totals[kInputs][vectors];
+    for (int64_t i = 0; i < count; i++)
+      for (int v = 0; v < vectors; v++) totals[i][v] = Floats{};
+    for (int64_t k = 0; k < linear.K; k += Tile::kPanel)
+      tile.template add<vectors>(inputs, first, count, k, std::min(linear.K - k, Tile::kPanel) + k, totals);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t v = 0, r = n; r < end && v < vectors; v++, r += kLanes) {
+        const int64_t rows = std::min<int64_t>(kLanes, end - r);
+        Floats found = Tile::finished(totals[i][v], linear, r, rows) * inputs.scale(first + i);
+        if (linear.bias) found += WholeRows::some(linear.bias + r, rows);
+        float* to = y + (first + i) * linear.N + r;
+        rows == kLanes ? store(to, found) : static_cast<void>(std::memcpy(to, &found, rows * sizeof(float)));
+      }
+  }
+}
+
 // Rows `begin` to `end` of W times all inputs; `begin` is that of a tile.
 template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
-  const Inputs inputs(const_cast<void*>(memory), M, linear.K);
-#if defined(__AMX_INT8__) && defined(__AVX512F__)  // a vector has all rows of a tile
-  if (std::is_same_v<Tile, WholeRows> && M >= kTileRows) return multiply_in_amx(linear, inputs, y, M, begin, end);
+  const Inputs<Tile::kPlanes> inputs(const_cast<void*>(memory), M, linear.K);
+#ifdef __AMX_INT8__
+  if constexpr (Tile::kPlanes == 1) {
+    if (inputs.is_in_bytes()) return multiply_in_tiles(linear, inputs, y, M, begin, end);
+  }
 #endif
   int64_t n = begin;
-  for (; n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
-    multiply_tiles<Tile, kTiles>(linear, inputs, y, M, n, end);
-  for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, M, n, end);
+  for (; M >= kMany && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
+    multiply_rows<Tile, kTiles>(linear, inputs, y, M, n, end);
+  for (; n < end; n += kRows) multiply_rows<Tile, 1>(linear, inputs, y, M, n, end);
 }
 
 template <template <bool> class Tile>
@@ -365,15 +436,18 @@ void multiply_groups(const Linear& linear, const void* memory, float* y, int64_t
   (linear.offsets ? multiply<Tile<true>> : multiply<Tile<false>>)(linear, memory, y, M, begin, end);
 }
 
-template <bool has_offset> using Int8In16s = Tiles<Bytes, 16, float, has_offset>;
-template <bool has_offset> using Int8In32s = Tiles<Bytes, 32, float, has_offset>;
-template <bool has_offset> using Int4In16s = Tiles<Nibbles<!has_offset>, 16, float, has_offset>;
-template <bool has_offset> using Int4In32s = Tiles<Nibbles<!has_offset>, 32, float, has_offset>;
-template <bool has_offset> using Int4In32sOfHalves = Tiles<Nibbles<!has_offset>, 32, BFloat16, has_offset>;
+template <bool has_offset> using Int8In16s = Groups<Bytes, 16, float, has_offset>;
+template <bool has_offset> using Int8In32s = Groups<Bytes, 32, float, has_offset>;
+template <bool has_offset> using Int4In16s = Groups<Nibbles<!has_offset>, 16, float, has_offset>;
+template <bool has_offset> using Int4In32s = Groups<Nibbles<!has_offset>, 32, float, has_offset>;
+template <bool has_offset> using Int4In32sOfHalves = Groups<Nibbles<!has_offset>, 32, BFloat16, has_offset>;
 
 }  // namespace
 
-#define MULTIPLY(name, function)                                                                                    \
+#define KERNEL(name, planes, function)                                                                              \
+  void round_##name(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {                                \
+    round_row<planes>(x, m, memory, M, K);                                                                          \
+  }                                                                                                                 \
   void multiply_##name(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) { \
     function(*linear, inputs, y, M, begin, end);                                                                    \
   }
@@ -390,12 +464,10 @@ void arrange_tiles(int32_t* rows, int64_t tiles, int64_t units) {
   }
 }
 
-void round_integers(const float* x, int64_t m, void* memory, int64_t M, int64_t K) { Inputs(memory, M, K).round(x, m); }
-
-MULTIPLY(int8, multiply<WholeRows>)
-MULTIPLY(int8_16_float32, multiply_groups<Int8In16s>)
-MULTIPLY(int8_32_float32, multiply_groups<Int8In32s>)
-MULTIPLY(int4_16_float32, multiply_groups<Int4In16s>)
-MULTIPLY(int4_32_float32, multiply_groups<Int4In32s>)
-MULTIPLY(int4_32_bfloat16, multiply_groups<Int4In32sOfHalves>)
+KERNEL(int8, 1, multiply<WholeRows>)
+KERNEL(int8_16_float32, 2, multiply_groups<Int8In16s>)
+KERNEL(int8_32_float32, 2, multiply_groups<Int8In32s>)
+KERNEL(int4_16_float32, 2, multiply_groups<Int4In16s>)
+KERNEL(int4_32_float32, 2, multiply_groups<Int4In32s>)
+KERNEL(int4_32_bfloat16, 2, multiply_groups<Int4In32sOfHalves>)
 }

@@ -160,7 +160,7 @@ class Products {
       const int64_t rows = std::min(end - n, kTiles * kTileRows);
       arrange(n, rows, pairs);
       for (int64_t m = 0; m < inputs_.M; m += kTileRows) {
-        shape_tiles(inputs_.order.rows(m), kTileBytes, shaped);
+        shape_tiles(inputs_.order.rows(m), shaped);
         multiply_tile(n, rows, m, pairs);
       }
     }

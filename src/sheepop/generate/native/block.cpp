@@ -170,7 +170,7 @@ class Scratch {
 // Memory of a pass: rows of R tokens each.
 struct Buffers {
   float *normed, *q, *k, *v, *attended, *found, *hidden, *gate;
-  float* rounded;  // inputs of products with integers
+  float* rounded[3];  // inputs of products, in the forms that up to three different kinds of weights need
 };
 
 struct Block {
@@ -184,18 +184,24 @@ struct Block {
   int64_t threads;
   Worker& worker;
 
-  // Rounds row r of x if one of these matrices needs it.
+  // Prepares row r of x for products with these matrices; those that round in the same way share the result.
   template <class... Linears>
   void round(const float* x, int64_t r, const Linears&... linears) const {
-    for (const Linear* linear : {&linears...})
-      if (linear->round) return linear->round(x + r * linear->K, r, at.rounded, tokens.count, linear->K);
+    const Linear* all[] = {&linears...};
+    for (int i = 0; i < static_cast<int>(sizeof...(linears)); i++)
+      if (all[i]->round && shared(all, i) == i) all[i]->round(x + r * all[i]->K, r, at.rounded[i], tokens.count, all[i]->K);
   }
 
-  // Multiplies x, whose rows are rounded, with these matrices.
+  static int shared(const Linear* const* all, int i) {
+    return static_cast<int>(std::find_if(all, all + i, [&](auto* one) { return one->round == all[i]->round; }) - all);
+  }
+
+  // Multiplies x, whose rows are prepared, with these matrices.
   template <int count>
   void products(const float* x, const Linear* const (&all)[count], float* const (&to)[count]) const {
     Product found[count];
-    for (int i = 0; i < count; i++) found[i] = {all[i], all[i]->round ? at.rounded : x, to[i]};
+    for (int i = 0; i < count; i++)
+      found[i] = {all[i], all[i]->round ? at.rounded[shared(all, i)] : x, to[i]};
     multiply(worker, found, tokens.count, threads);
   }
 
@@ -317,19 +323,19 @@ void run_blocks(const Step* steps, int64_t count, const float* x, float* out, At
   thread_local std::vector<float> memory;
   Scratch scratch(memory);
   const int64_t rows = steps->tokens->count, width = steps->layer->width;
-  int64_t widths[9] = {width}, weights = 0, offsets[std::size(widths)];
+  int64_t widths[11] = {width}, weights = 0, offsets[std::size(widths)];
   for (const Step* step = steps; step < steps + count; step++) {
     const Layer& layer = *step->layer;
     const int64_t rounded = rounded_floats(1, std::max({layer.width, layer.o.K, layer.up.N}));
     const int64_t needed[] = {width,      layer.q.N,    layer.k.N, layer.v.N, layer.o.K, width,
-                              layer.up.N, layer.gate.N, rounded};
+                              layer.up.N, layer.gate.N, rounded,   rounded,   rounded};
     for (size_t i = 0; i < std::size(widths); i++) widths[i] = std::max(widths[i], needed[i]);
     weights = std::max(weights, width * (layer.q.N + layer.up.N));
   }
   for (size_t i = 0; i < std::size(widths); i++) offsets[i] = scratch.reserve(rows * widths[i]);
   const int64_t between = scratch.reserve(rows * width);
   auto at = [&](int i) { return scratch.at(offsets[i]); };
-  const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8)};
+  const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
   float* const streams[] = {out, scratch.at(between)};
   together(std::min(threads, 1 + weights / kWork), [&](Worker& worker) {
     const float* from = x;
