@@ -116,11 +116,11 @@ def test_a_child_that_says_nothing_is_killed_and_replaced(bounded, request_: dic
 
 
 def test_time_that_the_parent_takes_does_not_count(bounded):
-    answers = bounded(seconds=0.5).request({"slowly": 0.05, "times": 5})
+    answers = bounded(seconds=1.0).request({"slowly": 0.05, "times": 5})
     received = []
     for answer in answers:
         received.append(answer)
-        time.sleep(0.3)
+        time.sleep(0.4)
     assert received == [0, 1, 2, 3, 4]
 
 
