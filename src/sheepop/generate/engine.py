@@ -173,7 +173,7 @@ class Engine:
         return updates
 
     def _num_ahead(self, shares: Sequence[Share]) -> int:
-        """How many results are not waited for: none if nothing was started, or if something needs them to go on."""
+        """Returns how many results are not waited for: none if nothing was started, or if something needs them now."""
         if not shares or self._drafter is not None or self._memory is not None:  # which need the tokens on the host
             return 0
         return self._steps_ahead if all(cast(Request, share.request).can_run_ahead for share in shares) else 0
@@ -343,7 +343,7 @@ def _not_finite(candidate: Candidate) -> CheckpointError:
 
 @dataclass(slots=True)
 class _Step:
-    """A step whose results were not read yet.
+    """A step whose results have not been read yet.
 
     `spans` has for each text that it continues: the text, how many of its tokens are stored, and the first and the end
     of its `rows`, for which tokens were `sampled`.

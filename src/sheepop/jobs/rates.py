@@ -71,7 +71,7 @@ class RateFinding(Finding):
         return columns(("Rate", "held-out loss", "above the lowest"), rows)
 
     def sentences(self) -> list[str]:
-        """What was done, at which cost, and which rate to set."""
+        """Says what was done, at which cost, and which rate to set."""
         count, best = len(self.losses), self.best
         lines = [
             f"Trained {counted(count, 'time')} for {self.steps:,} of the run's {self.total:,} steps, at the cost of "
@@ -92,7 +92,7 @@ class RateFinding(Finding):
         return said(self, {**numbers, "tried": tried})
 
     def pictures(self) -> Iterator[Picture]:
-        """The loss over the rate."""
+        """Draws the loss over the rate."""
         figure, axes = panel(6, 3.8, f"Held-out loss after {counted(self.steps, 'step')}")
         finite = [(rate, loss) for rate, loss in self.losses.items() if math.isfinite(loss)]
         axes.plot(*zip(*finite, strict=True), color=TRAIN, marker="o", markersize=4)
@@ -152,7 +152,7 @@ def find_best_rate(
 
 
 def short_loss(task: Task, steps: int, factor: float, device: str, on_step: Callable[[], None] = lambda: None) -> float:
-    """The held-out loss in nats per token after a training of `steps` at `factor` times the rates of a run.
+    """Returns the held-out loss in nats per token after `steps` at `factor` times the rates of a run.
 
     The schedule has the same form, in as many steps as there are. The loss is infinite if that of a step is not finite.
     """

@@ -140,7 +140,7 @@ def runner_here(
 
 
 def fastest(times: Sequence[Sequence[float]]) -> int:
-    """The index of the candidate to use, from the measured seconds of each; a later one must be clearly faster.
+    """Returns the index of the candidate to use, from the measured seconds of each; a later one must be clearly faster.
 
     The candidates are in order of exactness, float32 first. The times of a later one are dealt into three groups; it is
     clearly faster if the best time of every group is more than 5 percent below the best time of the candidate chosen so
@@ -185,14 +185,14 @@ def measuring_seconds(config: TrainingConfig) -> float:
 
 
 def loop_seconds(config: TrainingConfig, timing: StepTime | None) -> float | None:
-    """The seconds of a budget in minutes that remain for the loop; None without such a budget."""
+    """Returns the seconds of a budget in minutes that remain for the loop; None without such a budget."""
     if config.max_minutes is None or timing is None:
         return None
     return _left(config.max_minutes, timing.measured_in)
 
 
 def _left(minutes: float, used: float) -> float:
-    """The seconds of a budget for training, which are half of it at least."""
+    """Returns the seconds of a budget for training, which are half of it at least."""
     return max(_TRAINING_SHARE * minutes * 60, minutes * 60 - used)
 
 

@@ -47,7 +47,7 @@ class Schedule:
         return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * COURSES[self.name](self, step)
 
     def progress(self, step: float) -> float:
-        """The share of the steps after the warm-up that come before `step`: 0 at step W, 1 at `total_steps`."""
+        """Returns the share of the steps after the warm-up that are before `step`: 0 at step W, 1 at `total_steps`."""
         length = max(1, self.total_steps - self.warmup_steps)
         return min(1.0, (step - self.warmup_steps) / length)
 

@@ -290,7 +290,7 @@ class SharpnessFinding(Finding):
         )
 
     def pictures(self) -> Iterator[Picture]:
-        """The loss over the size of the step."""
+        """Draws the loss over the size of the step."""
         figure, axes = panel(6, 3.8, f"Loss along the update of step {self.step + 1:,}")
         response = self.response
         most = 2 * max(1.0, response.turning)

@@ -132,7 +132,7 @@ class RunRecord:
         return [words for words in found if words is not None]
 
     def _busy_words(self, steps: int) -> str | None:
-        """What other programs cost the last session, which ended after `steps`; None if they cost little."""
+        """Returns what other programs cost the last session, which ended after `steps`; None if they cost little."""
         share = self.processor_share
         if share is None or share > QUIET:
             return None
@@ -230,7 +230,7 @@ def find_corpus(run: RunDirectory, config: SheepOpConfig | None) -> Path | None:
 
 
 def repeat_command(path: Path, record: RunRecord) -> str:
-    """The command for a run that takes the same steps as the one at `path`, bit for bit on the same machine."""
+    """Returns the command for a run with the same steps as the one at `path`, bit for bit on the same machine."""
     config = RunDirectory(path).config_file
     plugins = [part for plugin in record.plugins for part in ("--plugin", plugin.path)]
     origin = None if record.forked_from is None else record.forked_from["path"]
