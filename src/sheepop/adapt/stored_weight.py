@@ -31,11 +31,11 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-# More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
+# More rows are summed in another order if that is faster: by AMX with bfloat16, by PyTorch with groups.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU = 64
-_ALIGNED = 16  # the native kernels process this many numbers of a row at a time
+_ALIGNED, _ALIGNED_ROUNDED = 16, 32  # the native kernels process so many numbers of a row at a time
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 
@@ -282,7 +282,7 @@ class StoredWeight(Tensor):
 
     @property
     def _rounding_kernel(self) -> tuple[int | None, int] | None:
-        fits = self.wants_rounding and self.row_length % _ALIGNED == 0
+        fits = self.wants_rounding and self.row_length % _ALIGNED_ROUNDED == 0
         return _kernel(f"{self._form}_rounded") if fits else None
 
     @cached_property
@@ -296,8 +296,9 @@ class StoredWeight(Tensor):
         """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:
             return 0
-        is_same = self.always_native or self.rounds_inputs or (self.has_scales and self.group is None)
-        return math.inf if is_same else _MOST_ROWS
+        is_same = self.always_native or self.rounds_inputs
+        has_others = self.group is not None or _kernel(f"{self.stored}_many") is not None
+        return math.inf if is_same or not has_others else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
