@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
+from sheepop.core.device import use_huge_pages
 from sheepop.core.native import native_kernels_allowed, say_once
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router
@@ -63,6 +64,7 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     for weight, stored in made.items():
         stored.always_native, stored.wants_rounding = always, rounded or stored.wants_rounding
         replaced[weight] = nn.Parameter(stored, requires_grad=False)
+    use_huge_pages(part for stored in made.values() for part in stored.memory)
     copy = model.sharing_copy(replaced)
     if widens:
         copy.cache_dtype = model.dtype
