@@ -345,9 +345,8 @@ def main() -> int:
     options.contestants = ["SheepOp", *(name for name in here if name not in options.without)]
     options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
-    print(
-        f"{', '.join(options.contestants)}; {options.shape}; {options.threads} threads; {options.busy} busy; {read}; {options.activations} activations"
-    )
+    how = f"{options.threads} threads; {options.busy} busy; {options.activations} activations"
+    print(f"{', '.join(options.contestants)}; {options.shape}; {how}; {read}")
     print("tokens per second (per second of processor time)")
     with tempfile.TemporaryDirectory() as folder, busy(options.busy):
         files = options.files or Path(folder)

@@ -52,25 +52,11 @@ inline Lanes add_products(Lanes total, Lanes codes, Lanes x) {
 typedef int32_t Ints4 __attribute__((vector_size(16)));
 typedef int32_t Ints8 __attribute__((vector_size(32)));
 
-inline int32_t largest(Ints4 values) { return std::max(std::max(values[0], values[1]), std::max(values[2], values[3])); }
-
 inline int32_t largest(Ints8 values) {
   Ints4 halves[2];
   std::memcpy(halves, &values, sizeof(values));
-  return largest(halves[0] > halves[1] ? halves[0] : halves[1]);
-}
-
-// Compilers take a conversion to bytes apart without AVX-512.
-inline FewBytes bytes(Floats integers) {
-  const FloatBits all = __builtin_convertvector(integers, FloatBits);
-#ifndef __AVX512F__
-  const auto both = reinterpret_cast<__m256i>(all);
-  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-  const __m128i packed = _mm_packs_epi16(shorts, shorts);
-  return load<FewBytes>(&packed);
-#else
-  return __builtin_convertvector(all, FewBytes);
-#endif
+  const Ints4 tops = halves[0] > halves[1] ? halves[0] : halves[1];
+  return std::max(std::max(tops[0], tops[1]), std::max(tops[2], tops[3]));
 }
 
 // Neighbours in a row of x: x = kScaling * scale * integer. `sums` are those of the integers of each half.
@@ -95,34 +81,33 @@ class Inputs {
   }
   int64_t rows(int64_t m) const { return std::min(kTogether, M_ - m / kTogether * kTogether); }
 
-  // A group with a number that is not finite becomes 0 with the scale NaN, so that all products of the row are NaN.
+  // A group with a number that is not finite has such a scale, so that no product of the row is finite.
   void round(const float* x, int64_t m) const {
-    constexpr float kLeast = 1e-28f;     // numbers are rounded as if the largest were at least this, so that no scale is 0
-    constexpr float kRounding = 0x3p22f;  // in a sum with it, a small number becomes an integer, ties become even
-    for (int64_t k = 0; k < K_; k += kGroup) {
-      Group& to = *at(m, k);
-      float numbers[kGroup] = {};
-      std::copy_n(x + k, kHalf, numbers);
-      if (k + kHalf < K_) std::copy_n(x + k + kHalf, kHalf, numbers + kHalf);
+    constexpr float kLeast = 1e-28f;  // numbers are rounded as if the largest were at least this, so that no scale is 0
+    const Ints8 rounding = Ints8{} + 0x4b400000;  // 3 * 2^22, whose sum with a small number ends with the nearest integer
+    Group* to = at(m, 0);
+    for (int64_t k = 0, stride = rows(m); k < K_; k += kGroup, to += stride) {
+      Floats8 numbers[4] = {load<Floats8>(x + k), load<Floats8>(x + k + 8)};
+      if (k + kHalf < K_) numbers[2] = load<Floats8>(x + k + kHalf), numbers[3] = load<Floats8>(x + k + kHalf + 8);
       Ints8 tops = {};
-      for (int i = 0; i < kGroup; i += 8) {
-        const Ints8 sizes = load<Ints8>(numbers + i) & 0x7fffffff;
+      for (const Floats8& part : numbers) {
+        const Ints8 sizes = reinterpret_cast<Ints8>(part) & 0x7fffffff;
         tops = sizes > tops ? sizes : tops;
       }
-      const int32_t top = largest(tops);
-      const bool is_finite = top < 0x7f800000;
-      if (!is_finite) std::fill_n(numbers, kGroup, 0.f);
-      const float size = is_finite ? std::max(same_bits<float>(top), kLeast) : 1.f, factor = 127 / size;
-      to.scale = is_finite ? size / 127 / kScaling : NAN;
-      for (int half = 0; half < 2; half++) {
-        Floats totals = {};
-        for (int i = half * kHalf; i < (half + 1) * kHalf; i += kLanes) {
-          const Floats rounded = load<Floats>(numbers + i) * factor + kRounding - kRounding;
-          store(to.integers + i, bytes(rounded));
-          totals += rounded;
-        }
-        to.sums[half] = static_cast<int32_t>(sum(totals));
+      const float size = std::max(same_bits<float>(largest(tops)), kLeast);
+      to->scale = size * (1 / (127 * kScaling));
+      const Floats8 factor = spread<Floats8>(127 / size);
+      __m256i found[4];
+      for (int i = 0; i < 4; i++) {
+        const Floats8 total = multiply_add(reinterpret_cast<Floats8>(rounding), numbers[i], factor);
+        found[i] = reinterpret_cast<__m256i>(reinterpret_cast<Ints8>(total) - rounding);
       }
+      // Of the two halves of vectors, packing takes four numbers of each in turn.
+      const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(found[0], found[1]), _mm256_packs_epi32(found[2], found[3]));
+      const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+      store(to->integers, bytes);
+      const auto sums = reinterpret_cast<Ints8>(_mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), __m256i{}));
+      to->sums[0] = sums[0] + sums[2] - 128 * kHalf, to->sums[1] = sums[4] + sums[6] - 128 * kHalf;
     }
   }
 
@@ -183,7 +168,7 @@ struct Tiles {
       add_part<0, 2, size, vectors>(x, k, found);
     }
     for (int i = 0; i < size; i++)
-      for (int v = 0; v < vectors; v++) totals[i][v] += found[i][v] * x[i].scale;
+      for (int v = 0; v < vectors; v++) totals[i][v] = multiply_add(totals[i][v], found[i][v], spread<Floats>(x[i].scale));
   }
 
   // Adds `halves` halves of the group from `half` on to `found`, or begins with them.
@@ -207,8 +192,11 @@ struct Tiles {
       }
       for (int i = 0; i < size; i++) {
         Floats part = floats(sums[i][v]);
-        if (group) part *= scale;
-        if (has_offset) part += offset * static_cast<float>(inputs[i]);
+        if (has_offset) {
+          part = part * scale + offset * static_cast<float>(inputs[i]);
+        } else if (group) {
+          part *= scale;
+        }
         found[i][v] = half ? found[i][v] + part : part;
       }
     }
