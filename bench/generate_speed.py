@@ -45,7 +45,7 @@ MODULES = {
     "openvino-genai": "openvino_genai",
 }
 END = "<|endoftext|>"
-RECORDED = ("shape", "bandwidth", "threads", "busy", "prompt", "written", "rounds")
+RECORDED = ("shape", "bandwidth", "threads", "busy", "prompt", "written", "rounds", "activations")
 PROMPT, WRITTEN, LONG_PROMPT, MIXED, CHAT, NEW = 64, 128, 1000, 32, 2000, 20
 
 
@@ -107,7 +107,10 @@ class Contestant:
         paths = [str(Path(__file__).parents[1] / "src"), *([str(peers)] if peers else []), os.environ.get("PYTHONPATH")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("writers.py"), name, files, precision, threads, options.device],
+            [
+                *(sys.executable, Path(__file__).with_name("writers.py"), name, files, precision, threads),
+                *(options.device, *([options.activations] if name == "SheepOp" else [])),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -325,6 +328,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each, after one to warm up")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--activations", choices=("exact", "rounded"), default="exact", help="SheepOp's")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--peers", type=Path, help="where other programs are installed")
     parser.add_argument("--files", type=Path, help="a folder that keeps the weights of this shape for later runs")
@@ -341,7 +345,8 @@ def main() -> int:
     options.contestants = ["SheepOp", *(name for name in here if name not in options.without)]
     options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
-    print(f"{', '.join(options.contestants)}; {options.shape}; {options.threads} threads; {options.busy} busy; {read}")
+    how = f"{options.threads} threads; {options.busy} busy; {options.activations} activations"
+    print(f"{', '.join(options.contestants)}; {options.shape}; {how}; {read}")
     print("tokens per second (per second of processor time)")
     with tempfile.TemporaryDirectory() as folder, busy(options.busy):
         files = options.files or Path(folder)

@@ -21,8 +21,8 @@ Write = Callable[[Prompts, Sequence[int], bool], list[list[int]]]
 HEAT, TOP_P = 0.8, 0.95
 
 
-def sheepop(files: Path, precision: str, threads: int, device: str) -> Write:
-    """The engine; int8 and int4 weights are quantised here."""
+def sheepop(files: Path, precision: str, threads: int, device: str, activations: Any) -> Write:
+    """The engine, with exact or rounded inputs of products; int8 and int4 weights are quantised here."""
     import torch
 
     from sheepop.adapt.quantization import quantize
@@ -36,7 +36,8 @@ def sheepop(files: Path, precision: str, threads: int, device: str) -> Write:
     generator = Generator(model, loaded.tokenizer, max_batch_size=64)
 
     def write(prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
-        kind = {"temperature": HEAT, "top_p": TOP_P} if sampled else {"temperature": 0.0}
+        kind: dict[str, Any] = {"temperature": HEAT, "top_p": TOP_P} if sampled else {"temperature": 0.0}
+        kind["activations"] = activations
         configs = [GenerationConfig(max_new_tokens=count, min_new_tokens=count, **kind) for count in counts]
         return [completion.token_ids for completion in generator.generate(prompts, configs)]
 
@@ -200,7 +201,7 @@ def main() -> None:
     # What a library prints belongs on standard error; the answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    write = CONTESTANTS[name](files, precision, threads, device)
+    write = CONTESTANTS[name](files, precision, threads, device, *sys.argv[6:])
     answers.write("{}\n")
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)

@@ -31,6 +31,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
+_ROUNDED_INTEGERS = _SOURCE.with_name("rounded_integers.cpp")
 # More rows are summed in another order if that is faster: by AMX with bfloat16, by PyTorch with groups.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
@@ -369,7 +370,8 @@ def name_of(dtype: torch.dtype) -> str:
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
-    library = native_library(SOURCE_OF_INTEGERS if name.startswith("int") else _SOURCE)
+    of_integers = _ROUNDED_INTEGERS if name.endswith("_rounded") else SOURCE_OF_INTEGERS
+    library = native_library(of_integers if name.startswith("int") else _SOURCE)
     found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
     rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)

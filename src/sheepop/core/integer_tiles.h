@@ -1,0 +1,33 @@
+// Tiles of 16 rows of integers, as ``integers.cpp`` describes them, in vectors.
+
+#pragma once
+
+#include "numbers.h"
+
+constexpr int kRows = 16;                 // of a tile
+constexpr int kUnit = 4 * kRows;          // bytes of a tile that have the same columns
+constexpr int kVectors = kRows / kLanes;  // that hold the same columns of all rows of a tile
+
+// A number, or neighbouring shorter ones, for each of `kLanes` rows of W.
+typedef int32_t Lanes __attribute__((vector_size(4 * kLanes)));
+
+inline Floats floats(Lanes values) { return __builtin_convertvector(values, Floats); }
+
+// The first `count` of the numbers from `from` on, at most `kLanes`.
+inline Floats some(const float* from, int64_t count) {
+  if (count == kLanes) return load<Floats>(from);  // copies of unknown lengths are slow
+  Floats found = {};
+  std::memcpy(&found, from, count * sizeof(float));
+  return found;
+}
+
+inline void store_some(float* to, Floats values, int64_t count) {
+  count == kLanes ? store(to, values) : static_cast<void>(std::memcpy(to, &values, count * sizeof(float)));
+}
+
+// Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
+template <int most, class Work>
+inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
+  for (; first + most <= count; first += most) work.template operator()<most>(first);
+  if constexpr (most > 1) by_size<most / 2>(count, work, first);
+}
