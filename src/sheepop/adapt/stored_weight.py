@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -204,7 +205,8 @@ class StoredWeight(Tensor):
         if x.shape[-1] != self.row_length:
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
-        out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
+        # NumPy asks for large pages, which are made several times as fast: logits of a large vocabulary are new each time.
+        out_MN = torch.from_numpy(np.empty((*x.shape[:-1], self.num_rows), np.float32))
         found = self._plain if bias is None and not many else self.described(single_bias, many=many)
         _run()(ctypes.byref(found), rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)

@@ -223,7 +223,7 @@ struct Tiles {
     Floats totals[size][vectors] = {};
     const Group* x = inputs.at(m, 0);
     for (int64_t k = 0, stride = inputs.rows(m); k < K; k += kGroup, x += stride) {
-      for (int v = 0; m == 0 && v < vectors; v += kVectors)
+      for (int v = 0; tiles > 1 && m == 0 && v < vectors; v += kVectors)
         for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);  // of the next tiles
       add<size, vectors>(x, k, totals);
     }
@@ -258,7 +258,8 @@ template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
   const Inputs inputs(const_cast<void*>(memory), M, linear.K);
   int64_t n = begin;
-  for (; n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
+  // For one row of x memory is the limit, and a processor fetches a single stream ahead by itself.
+  for (; M > 1 && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
     multiply_tiles<Tile, kTiles>(linear, inputs, y, M, n, end);
   for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, M, n, end);
 }
