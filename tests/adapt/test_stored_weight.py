@@ -130,13 +130,13 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
     together = F.linear(x, weight)
     for count in (1, 2, 3, 5, 8, 66):
         assert torch.equal(F.linear(x[5 : 5 + min(count, 65)], weight), together[5 : 5 + min(count, 65)])
-    if weight.group is None:  # PyTorch multiplies more rows with groups
+    if weight.most_native_rows > 150:  # PyTorch multiplies more rows with groups on some processors
         x = drawn(150, 96, seed=4)
         assert torch.equal(F.linear(x[3:140], weight), F.linear(x, weight)[3:140])
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        for count in (4, 133) if weight.group is None else (4,):
+        for count in (4, 133) if weight.most_native_rows > 133 else (4,):
             x, weight = drawn(count, 1120, seed=5), stored_as(drawn(400, 1120), form)
             shared = F.linear(x, weight)
             torch.set_num_threads(1)
@@ -151,7 +151,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_threads(form: str) -> None:
 def test_long_rows_agree_with_float64(form: str) -> None:
     """Rows longer than what a kernel sums at a time, and more inputs than it keeps sums of."""
     weight = stored_as(drawn(19, 4128), form)
-    x = drawn(66 if weight.has_scales else 135, 4128, seed=3)
+    x = drawn(135, 4128, seed=3)
     exact = weight.rows().double()
     allowed = 1e-6 * x.double().abs() @ exact.abs().t()
     if weight.has_scales and weight.group is None:

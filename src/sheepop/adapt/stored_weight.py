@@ -33,8 +33,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _ROUNDED_INTEGERS = _SOURCE.with_name("rounded_integers.cpp")
-# More rows are summed in another order if that is faster: by AMX with bfloat16, by PyTorch with groups.
-_MOST_ROWS = 128
+_MOST_ROWS = 128  # if more rows have a kernel of their own, whose sums have another order
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU = 64
 _ALIGNED, _ALIGNED_ROUNDED = 16, 32  # the native kernels process so many numbers of a row at a time
@@ -299,9 +298,11 @@ class StoredWeight(Tensor):
         """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:
             return 0
-        is_same = self.always_native or self.rounds_inputs
-        has_others = self.group is not None or _kernel(f"{self.stored}_many") is not None
-        return math.inf if is_same or not has_others else _MOST_ROWS
+        if self.always_native or self.rounds_inputs:
+            return math.inf
+        if self.group is not None:
+            return _most_rows_of_groups()
+        return math.inf if _kernel(f"{self.stored}_many") is None else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -377,6 +378,13 @@ def _kernel(name: str) -> tuple[int | None, int] | None:
     found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
     rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)
+
+
+@cache
+def _most_rows_of_groups() -> int:
+    found = native_library(SOURCE_OF_INTEGERS).most_rows_of_groups  # type: ignore[union-attr]
+    found.restype = ctypes.c_int64
+    return int(found())
 
 
 @cache
