@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
 from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
+from sheepop.core.large_results import empty
 from sheepop.core.native import Loaded, address, load_kernel, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
@@ -204,7 +205,7 @@ class StoredWeight(Tensor):
         if x.shape[-1] != self.row_length:
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
-        out_MN = rows_MK.new_empty(*x.shape[:-1], self.num_rows)
+        out_MN = empty(*x.shape[:-1], self.num_rows)
         found = self._plain if bias is None and not many else self.described(single_bias, many=many)
         _run()(ctypes.byref(found), rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
         return out_MN.to(x.dtype)
@@ -250,9 +251,7 @@ class StoredWeight(Tensor):
         # Triton takes a second to load, and not every machine has it.
         from sheepop.adapt.triton_kernels import product
 
-        numbers, scales, offsets = self.parts
-        assert scales is not None
-        return product(x, numbers, scales, offsets, bias, is_int4=self.stored == "int4")
+        return product(x, self.parts, bias, is_int4=self.stored == "int4")
 
     def grouped_product(self, rows_MK: Tensor, ends_E: Tensor) -> Tensor:
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
@@ -283,8 +282,7 @@ class StoredWeight(Tensor):
 
     @property
     def _rounding_kernel(self) -> tuple[int | None, int] | None:
-        fits = self.wants_rounding and self.row_length % _ALIGNED == 0
-        return _kernel(f"{self._form}_rounded") if fits else None
+        return _kernel(f"{self._form}_rounded") if self.wants_rounding and self.row_length % _ALIGNED == 0 else None
 
     @cached_property
     def _form(self) -> str:
