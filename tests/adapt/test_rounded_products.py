@@ -143,6 +143,13 @@ def test_products_do_not_depend_on_the_width_of_vectors(monkeypatch: pytest.Monk
     stored_weight._kernel.cache_clear()
 
 
+@pytest.mark.parametrize("form", ["int8", "int4 in 32s with offsets"])
+def test_large_results_are_those_of_small_ones(form: str) -> None:
+    """Where the results of many rows pass the caches by."""
+    weight, x = rounding(stored_as(drawn(2**16, 32), form)), drawn(65, 32, seed=3)
+    assert torch.equal(F.linear(x, weight)[:9], F.linear(x[:9], weight))
+
+
 @pytest.mark.parametrize("length", [4096, 65536])
 def test_no_total_overflows(length: int) -> None:
     """The largest inputs times the largest weights, in long rows."""

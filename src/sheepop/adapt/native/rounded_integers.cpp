@@ -80,6 +80,7 @@ class Inputs {
     const int64_t first = m / kTogether * kTogether;
     return groups_ + first * count_ + k / kGroup * rows(m) + m - first;
   }
+  int64_t count() const { return M_; }
   int64_t rows(int64_t m) const { return std::min(kTogether, M_ - m / kTogether * kTogether); }
 
   // A group with a number that is not finite has such a scale, so that no product of the row is finite.
@@ -139,6 +140,20 @@ struct Nibbles {
     return has_sign ? found ^ 0x08080808 : found;
   }
 };
+
+// Whether y (M, N) is so large that it had better pass the caches by, and all of its vectors lie in cache lines.
+inline bool is_streamed(const Linear& linear, const float* y, int64_t M) {
+  constexpr int64_t kLarge = 1 << 22;
+  return M * linear.N >= kLarge && linear.N % kRows == 0 && reinterpret_cast<uintptr_t>(y) % sizeof(Lanes) == 0;
+}
+
+inline void stream(float* to, Floats values) {
+#ifdef __AVX512F__
+  _mm512_stream_ps(to, values);
+#else
+  _mm256_stream_ps(to, values);
+#endif
+}
 
 // Tiles of W from row n on. Weights have a scale, and perhaps an offset, for each `group` neighbours, or 0: for each row.
 template <class Codes, int group, class Scale, bool has_offset>
@@ -230,10 +245,13 @@ struct Tiles {
         for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);
       add<size, vectors>(x, k, totals);
     }
+    const bool is_large = is_streamed(linear, y, inputs.count());
     for (int i = 0; i < size; i++)
       for (int64_t v = 0, r = n; r < end && v < vectors; v++, r += kLanes) {
         const int64_t rows = std::min<int64_t>(kLanes, end - r);
-        store_some(y + (m + i) * linear.N + r, finished(linear, totals[i][v], r, rows), rows);
+        float* to = y + (m + i) * linear.N + r;
+        const Floats found = finished(linear, totals[i][v], r, rows);
+        is_large ? stream(to, found) : store_some(to, found, rows);
       }
   }
 
@@ -248,9 +266,9 @@ using WholeRows = Tiles<Bytes, 0, float, false>;
 
 // The rows of `tiles` tiles from n on, up to `end`, times all inputs.
 template <class Tile, int tiles>
-void multiply_tiles(const Linear& linear, const Inputs& inputs, float* y, int64_t M, int64_t n, int64_t end) {
+void multiply_tiles(const Linear& linear, const Inputs& inputs, float* y, int64_t n, int64_t end) {
   const Tile tile(linear, n);
-  for (int64_t first = 0; first < M; first += kTogether)
+  for (int64_t first = 0; first < inputs.count(); first += kTogether)
     by_size<kInputs>(inputs.rows(first), [&]<int size>(int64_t i) {
       tile.template multiply<size, tiles>(linear, inputs, y, first + i, n, end);
     });
@@ -262,8 +280,9 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
   const Inputs inputs(const_cast<void*>(memory), M, linear.K);
   int64_t n = begin;
   for (; M > kFew && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
-    multiply_tiles<Tile, kTiles>(linear, inputs, y, M, n, end);
-  for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, M, n, end);
+    multiply_tiles<Tile, kTiles>(linear, inputs, y, n, end);
+  for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, n, end);
+  _mm_sfence();  // so that other threads see what passed the caches by
 }
 
 template <template <bool> class Tile>
