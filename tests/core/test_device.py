@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import platform
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sheepop.core.device import resolve_device, use_huge_pages
+from sheepop.core.device import resolve_device
 from sheepop.core.errors import DeviceError
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -64,28 +59,3 @@ def test_other_devices_leave_the_environment_alone(present: Any) -> None:
     present("cuda")
     resolve_device("cpu")
     assert WORKSPACE not in os.environ
-
-
-def _of_linux(first: int, second: int) -> bool:
-    version = re.match(r"(\d+)\.(\d+)", platform.release())
-    return sys.platform == "linux" and version is not None and (int(version[1]), int(version[2])) >= (first, second)
-
-
-@pytest.mark.skipif(not _of_linux(6, 1), reason="Linux collapses pages since 6.1")
-def test_tensors_move_into_huge_pages_where_they_are(tmp_path: Path) -> None:
-    memory = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    tensor = torch.frombuffer(memory, dtype=torch.int32)
-    tensor.copy_(torch.arange(len(tensor), dtype=torch.int32))
-    (tmp_path / "weights").write_bytes(bytes(8 << 20))
-    of_file = torch.from_file(str(tmp_path / "weights"), size=8 << 20, dtype=torch.uint8)
-    address, beyond = tensor.data_ptr(), torch.zeros(3)  # which shares its page with other memory
-    use_huge_pages([tensor, of_file, beyond])
-    assert tensor.data_ptr() == address
-    assert torch.equal(tensor, torch.arange(len(tensor), dtype=torch.int32))
-    assert int(of_file.sum()) == 0
-    assert beyond.tolist() == [0, 0, 0]
-    page = Path("/proc/self/smaps").read_text().partition(f"{address:x}-")[2]
-    found = re.search(r"AnonHugePages: +(\d+) kB", page)
-    if not page or found is None or not (Path("/sys/kernel/mm/transparent_hugepage")).exists():
-        pytest.skip("this kernel does not say where it has huge pages")
-    assert int(found[1]) >= 8 << 10

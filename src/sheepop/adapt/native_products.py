@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
-from sheepop.core.device import use_huge_pages
+from sheepop.core.huge_pages import move_to_huge_pages
 from sheepop.core.native import native_kernels_allowed, say_once
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router
@@ -43,6 +43,7 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
 
     Products of many rows use PyTorch's kernels, which are faster for them, unless `always` is set. With `rounded`, the
     inputs of products are rounded to the kind of the weights where a kernel does that; so are those of copies of it.
+    Large matrices move into huge pages meanwhile.
 
     If all matrices of a model in 16 bits have kernels, the copy computes in float32: its matrices and embeddings share
     the memory of the original, its other weights are copies, and its cache has the original's data type.
@@ -64,7 +65,7 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     for weight, stored in made.items():
         stored.always_native, stored.wants_rounding = always, rounded or stored.wants_rounding
         replaced[weight] = nn.Parameter(stored, requires_grad=False)
-    use_huge_pages(part for stored in made.values() for part in stored.memory)
+    move_to_huge_pages(part for stored in made.values() for part in stored.memory)
     copy = model.sharing_copy(replaced)
     if widens:
         copy.cache_dtype = model.dtype

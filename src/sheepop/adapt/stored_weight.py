@@ -36,7 +36,7 @@ _ROUNDED_INTEGERS = _SOURCE.with_name("rounded_integers.cpp")
 _MOST_ROWS = 128  # if more rows have a kernel of their own, whose sums have another order
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _MOST_ROWS_ON_GPU = 64
-_ALIGNED, _ALIGNED_ROUNDED = 16, 32  # the native kernels process so many numbers of a row at a time
+_ALIGNED = 16  # the native kernels process this many numbers of a row at a time
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 
@@ -251,9 +251,7 @@ class StoredWeight(Tensor):
         # Triton takes a second to load, and not every machine has it.
         from sheepop.adapt.triton_kernels import product
 
-        numbers, scales, offsets = self.parts
-        assert scales is not None
-        return product(x, numbers, scales, offsets, bias, is_int4=self.stored == "int4")
+        return product(x, self.parts, bias, is_int4=self.stored == "int4")
 
     def grouped_product(self, rows_MK: Tensor, ends_E: Tensor) -> Tensor:
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
@@ -284,7 +282,8 @@ class StoredWeight(Tensor):
 
     @property
     def _rounding_kernel(self) -> tuple[int | None, int] | None:
-        fits = self.wants_rounding and self.row_length % _ALIGNED_ROUNDED == 0
+        unit = 2 * _ALIGNED if self.stored == "bfloat16" else _ALIGNED  # a lane adds two products of bfloat16
+        fits = self.wants_rounding and self.row_length % unit == 0
         return _kernel(f"{self._form}_rounded") if fits else None
 
     @cached_property

@@ -16,9 +16,10 @@ _ROWS = 32  # of weights in a program
 
 
 def product(
-    x: Tensor, numbers: Tensor, scales: Tensor, offsets: Tensor | None, bias: Tensor | None, *, is_int4: bool
+    x: Tensor, parts: tuple[Tensor, Tensor | None, Tensor | None], bias: Tensor | None, *, is_int4: bool
 ) -> Tensor:
-    """Computes ``x W^T + b`` for x (..., K), which has few rows, and the parts of a stored weight W (N, K)."""
+    """Computes ``x W^T + b`` for x (..., K), which has few rows, and the numbers, scales and offsets of W (N, K)."""
+    numbers, scales, offsets = parts
     num_rows, length = len(numbers), x.shape[-1]
     rows = x.reshape(-1, length).contiguous()
     y = x.new_empty(len(rows), num_rows)

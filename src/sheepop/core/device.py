@@ -5,14 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sheepop.core.errors import DeviceError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -20,9 +15,6 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _LARGEST = 2**31 - 1
 _GROWTH = 64 << 20  # bytes requested from the system at a time
-
-_HUGE_PAGE = 2 << 20  # bytes
-_MADV_COLLAPSE = 25  # of madvise(2), since Linux 6.1
 
 _ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 
@@ -76,19 +68,3 @@ def return_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def use_huge_pages(tensors: Iterable[Tensor]) -> None:
-    """Moves large tensors on a CPU into pages of 2 MB where Linux can, which their addresses and contents survive.
-
-    Weights are read once a token, and looking up a page for every 4 kB of them costs up to a third of that time,
-    particularly on virtual machines. Memory of files stays as it is.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for tensor in tensors:
-        first, last = -(-tensor.data_ptr() // _HUGE_PAGE), (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE
-        if tensor.device.type == "cpu" and first < last:  # the result only says whether all pages could be moved
-            madvise(first * _HUGE_PAGE, (last - first) * _HUGE_PAGE, _MADV_COLLAPSE)

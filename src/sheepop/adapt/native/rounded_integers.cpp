@@ -19,6 +19,7 @@ constexpr int kGroup = 32;        // neighbours in a row of x that share a scale
 constexpr int kHalf = kGroup / 2;
 constexpr int64_t kTogether = 16;              // rows of x whose groups lie together
 constexpr int kTiles = kLanes == 16 ? 3 : 1;   // that meet
+constexpr int64_t kFew = 4;                    // rows of x meet one tile at a time
 constexpr int kInputs = kLanes == 16 ? 8 : 4;  // so many rows of x at a time, whose sums stay in registers
 #ifdef __AVX512VNNI__
 constexpr bool kIsUnsigned = true;  // codes, in the products of the processor
@@ -79,6 +80,7 @@ class Inputs {
     const int64_t first = m / kTogether * kTogether;
     return groups_ + first * count_ + k / kGroup * rows(m) + m - first;
   }
+  int64_t count() const { return M_; }
   int64_t rows(int64_t m) const { return std::min(kTogether, M_ - m / kTogether * kTogether); }
 
   // A group with a number that is not finite has such a scale, so that no product of the row is finite.
@@ -222,9 +224,11 @@ struct Tiles {
     constexpr int vectors = tiles * kVectors;
     Floats totals[size][vectors] = {};
     const Group* x = inputs.at(m, 0);
+    // The next tiles come from memory meanwhile; the processor itself fetches a single tile, which lies in one piece.
+    const bool is_fetching = m == 0 && inputs.rows(m) > kFew;
     for (int64_t k = 0, stride = inputs.rows(m); k < K; k += kGroup, x += stride) {
-      for (int v = 0; tiles > 1 && m == 0 && v < vectors; v += kVectors)
-        for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);  // of the next tiles
+      for (int v = 0; is_fetching && v < vectors; v += kVectors)
+        for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);
       add<size, vectors>(x, k, totals);
     }
     for (int i = 0; i < size; i++)
@@ -245,9 +249,9 @@ using WholeRows = Tiles<Bytes, 0, float, false>;
 
 // The rows of `tiles` tiles from n on, up to `end`, times all inputs.
 template <class Tile, int tiles>
-void multiply_tiles(const Linear& linear, const Inputs& inputs, float* y, int64_t M, int64_t n, int64_t end) {
+void multiply_tiles(const Linear& linear, const Inputs& inputs, float* y, int64_t n, int64_t end) {
   const Tile tile(linear, n);
-  for (int64_t first = 0; first < M; first += kTogether)
+  for (int64_t first = 0; first < inputs.count(); first += kTogether)
     by_size<kInputs>(inputs.rows(first), [&]<int size>(int64_t i) {
       tile.template multiply<size, tiles>(linear, inputs, y, first + i, n, end);
     });
@@ -258,10 +262,9 @@ template <class Tile>
 void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
   const Inputs inputs(const_cast<void*>(memory), M, linear.K);
   int64_t n = begin;
-  // For one row of x memory is the limit, and a processor fetches a single stream ahead by itself.
-  for (; M > 1 && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
-    multiply_tiles<Tile, kTiles>(linear, inputs, y, M, n, end);
-  for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, M, n, end);
+  for (; M > kFew && n + (kTiles - 1) * kRows < end; n += kTiles * kRows)
+    multiply_tiles<Tile, kTiles>(linear, inputs, y, n, end);
+  for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, n, end);
 }
 
 template <template <bool> class Tile>

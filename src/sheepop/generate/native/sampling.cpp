@@ -273,6 +273,18 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
   choice.lead = (chosen[1].time - chosen[0].time) * temperature;
 }
 
+// The place of the first of `count` numbers that is `wanted`, or 0 if none is.
+int64_t place_of(float wanted, const float* x, int64_t count) {
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    FloatBits equal = {};
+    for (int64_t i = begin; i < begin + kBlock; i += kLanes) equal |= some(x, i, count, NAN) == wanted;
+    int32_t any = 0;
+    for (int j = 0; j < kLanes; j++) any |= equal[j];
+    if (any) return std::find(x + begin, x + count, wanted) - x;
+  }
+  return 0;
+}
+
 // The first of the largest scores, that score, and its lead over the second.
 void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   Floats first = spread<Floats>(-kInfinity), second = first;
@@ -284,8 +296,7 @@ void take_likeliest(const float* scores, int64_t count, Choice& choice) {
   float all[2 * kLanes];
   store(all, first), store(all + kLanes, second);
   std::partial_sort(all, all + 2, all + 2 * kLanes, std::greater<float>());
-  const float* found = std::find(scores, scores + count, all[0]);
-  choice.token = found == scores + count ? 0 : found - scores;
+  choice.token = place_of(all[0], scores, count);
   choice.lead = all[0] - all[1];
   choice.best = all[0];
 }
