@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map
 
 from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
 from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
-from sheepop.core.native import Loaded, address, load_kernel, native_library
+from sheepop.core.device import has_fp8
+from sheepop.core.native import Loaded, address, load_kernel, name_of, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
 from sheepop.model.logits import product_back
@@ -35,9 +36,7 @@ _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
 _ROUNDED_INTEGERS = _SOURCE.with_name("rounded_integers.cpp")
 _MOST_ROWS = 128  # if more rows have a kernel of their own, whose sums have another order
 _PIECE = 2**20  # weights that are dequantised at a time for a product
-_MOST_ROWS_ON_GPU = 64
-_ALIGNED = 16  # the native kernels process this many numbers of a row at a time
-_FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
+_ALIGNED, _MOST_ROWS_ON_GPU = 16, 64  # numbers of a row that native kernels process at a time; rows of x for Triton
 
 
 class Linear(ctypes.Structure):
@@ -204,7 +203,7 @@ class StoredWeight(Tensor):
         if x.shape[-1] != self.row_length:
             raise ValueError(f"x has rows of {x.shape[-1]} numbers, the matrix of {self.row_length}")
         rows_MK, single_bias = x.float().contiguous(), None if bias is None else bias.float().contiguous()
-        # NumPy asks for large pages, which are made several times as fast: logits of a large vocabulary are new each time.
+        # NumPy asks for large pages, which come several times as fast, for the logits of each step of many texts.
         out_MN = torch.from_numpy(np.empty((*x.shape[:-1], self.num_rows), np.float32))
         found = self._plain if bias is None and not many else self.described(single_bias, many=many)
         _run()(ctypes.byref(found), rows_MK.data_ptr(), out_MN.data_ptr(), count, torch.get_num_threads())
@@ -248,8 +247,7 @@ class StoredWeight(Tensor):
 
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product of a few rows with a Triton kernel that reads the stored format."""
-        # Triton takes a second to load, and not every machine has it.
-        from sheepop.adapt.triton_kernels import product
+        from sheepop.adapt.triton_kernels import product  # takes a second, and not every machine has it
 
         return product(x, self.parts, bias, is_int4=self.stored == "int4")
 
@@ -364,11 +362,6 @@ class _Product(torch.autograd.Function):
         return product_back(gradient, ctx.weight), None
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """The name of a data type, such as "float32"."""
-    return str(dtype).removeprefix("torch.")
-
-
 @cache
 def _kernel(name: str) -> tuple[int | None, int] | None:
     """The native functions for a stored format and the form of its scales, or None if there are none."""
@@ -391,11 +384,6 @@ def _run() -> Any:
     found = native_library(_SOURCE).run_linear  # type: ignore[union-attr]
     found.argtypes, found.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2, None
     return found
-
-
-def has_fp8(device: torch.device) -> bool:
-    """Whether this NVIDIA GPU computes in 8-bit floats."""
-    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def has_kernels() -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.lora_config import LoraConfig
-from sheepop.adapt.stored_weight import Format, StoredWeight, name_of
+from sheepop.adapt.stored_weight import Format, StoredWeight
 from sheepop.adapt.tiles import GROUP
 from sheepop.checkpoint.card_text import model_card
 from sheepop.checkpoint.generation_settings import GENERATION
@@ -22,6 +22,7 @@ from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.config import Config, validate
 from sheepop.core.errors import CheckpointError, ConfigError
 from sheepop.core.files import read_json, write_atomic, write_json
+from sheepop.core.native import name_of
 from sheepop.model import ModelConfig
 from sheepop.model.options import ACTIVATION_NAMES
 from sheepop.tokenizer import Tokenizer

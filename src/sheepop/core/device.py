@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sheepop.core.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -15,6 +18,8 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 _LARGEST = 2**31 - 1
 _GROWTH = 64 << 20  # bytes requested from the system at a time
+
+_FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 _ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 
@@ -41,6 +46,13 @@ def resolve_device(name: str) -> str:
     if name == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return name
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether this NVIDIA GPU computes in 8-bit floats."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def keep_freed_memory(device: str) -> bool:

@@ -80,6 +80,11 @@ def address(name: str, tensor: Tensor | None, dtype: torch.dtype, *shape: int) -
     return tensor.data_ptr()
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a data type in those of kernels, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 @cache
 def say_once(message: str) -> None:
     """Logs a warning, the first time in this process."""

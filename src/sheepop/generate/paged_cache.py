@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.native_products import wants_native_kernels
-from sheepop.adapt.stored_weight import has_fp8
+from sheepop.core.device import has_fp8
 from sheepop.core.errors import DeviceError
 from sheepop.generate.blocks import BlockManager, Chunk, Copy, blocks_held
 from sheepop.generate.config import CacheDtype

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sheepop.adapt.stored_weight import name_of
-from sheepop.core.native import address, native_library
+from sheepop.core.native import address, name_of, native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
 
