@@ -349,9 +349,7 @@ class PagedCache(LatentCache):
         if self.static is not None:
             metadata = self.static.metadata[number]
             return PagedAttending(kind, metadata.slot_mapping, [metadata])
-        return PagedAttending.of_pass(
-            kind, self._current, number, native=self.is_native, batch_invariant=self.batch_invariant
-        )
+        return PagedAttending.of_pass(kind, self._current, number, native=self.is_native)
 
     def metadata(self, attending: Attending | None) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""
