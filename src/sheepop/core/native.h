@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -22,7 +21,7 @@ typedef int32_t FloatBits __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t HighBits __attribute__((vector_size(2 * kLanes)));
 
 // Before a short loop, so that an array of vectors in it stays in registers.
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 24")
 
 template <class V, class T>
 inline V load(const T* from) {
@@ -55,24 +54,6 @@ inline float sum(V values) {
   }
 }
 
-// The sums of four vectors, each to the last bit what `sum` returns.
-inline Floats4 sums(Floats a, Floats b, Floats c, Floats d) {
-#if defined(__AVX512F__)
-  const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
-  const __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
-  const __m512 fours = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
-  const __m512 pairs = fours + _mm512_permute_ps(fours, 0x4e);
-  const __m512 all = pairs + _mm512_permute_ps(pairs, 0xb1);
-  return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all));
-#elif defined(__AVX2__)
-  const __m256 ab = _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
-  const __m256 cd = _mm256_permute2f128_ps(c, d, 0x20) + _mm256_permute2f128_ps(c, d, 0x31);
-  const __m256 pairs = _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
-  const Floats8 all = pairs + _mm256_permute_ps(pairs, 0xb1);
-  return Floats4{all[0], all[4], all[2], all[6]};
-#else
-  return Floats4{sum(a), sum(b), sum(c), sum(d)};
-#endif
 #ifdef __clang__
 #define CHOSEN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -88,7 +69,7 @@ inline Floats8 halved(Floats values) {
   return halves[0] + halves[kLanes / 8 - 1];
 }
 
-// The sums of two queries' products with four keys, each added up as `sum` does.
+// The sums of four vectors and of four others, each added up as `sum` does.
 inline Floats8 sums(const Floats* one, const Floats* other) {
   Floats8 of_key[4];
   UNROLLED for (int j = 0; j < 4; j++) {
@@ -147,14 +128,6 @@ inline float single(uint16_t bits) {
   float value;
   std::memcpy(&value, &wide, sizeof(value));
   return value;
-}
-
-// Calls `work(i)` with the constants 0 to `count`: compilers keep an array in registers if all its indices are constants.
-template <int count, class Work>
-inline __attribute__((always_inline)) void unrolled(const Work& work) {
-  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
-    (work(std::integral_constant<int, i>{}), ...);
-  }(std::make_integer_sequence<int, count>{});
 }
 
 // Divides the items 0 to `count` among threads, at least `least` each; `work(begin, end)` processes one share.

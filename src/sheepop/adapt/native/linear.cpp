@@ -61,27 +61,24 @@ struct Tiles {
   template <int R, int B>
   void tile(int64_t n, int64_t m) const {
     Floats totals[R * B];
-    unrolled<R * B>([&](auto i) { totals[i] = Floats{}; });
+    UNROLLED for (int i = 0; i < R * B; i++) totals[i] = Floats{};
     constexpr int64_t kBytes = R * kStep * sizeof(T);  // of weights in a step
     const int64_t size = R * K;
     // A later tile, which is fetched in the order of memory.
     const T *row = weights + n * K, *later = row + size * (1 + kAhead / (size * sizeof(T)));
     for (int64_t k = 0; k < K; k += kStep, later += R * kStep) {
       decltype(Numbers::weights(row)) w[R];
-      unrolled<R>([&](auto r) { w[r] = Numbers::weights(row + r * K + k); });
+      UNROLLED for (int r = 0; r < R; r++) w[r] = Numbers::weights(row + r * K + k);
       for (int64_t i = 0; R > 1 && i < kBytes; i += 64)
         __builtin_prefetch(reinterpret_cast<const char*>(later) + i, 0, 2);
-      unrolled<B>([&](auto b) {
+      UNROLLED for (int b = 0; b < B; b++) {
         const auto part = Numbers::inputs(inputs + (m + b) * K + k);
-        unrolled<R>([&](auto r) { totals[r * B + b] = Numbers::add(totals[r * B + b], part, w[r]); });
-      });
+        UNROLLED for (int r = 0; r < R; r++) totals[r * B + b] = Numbers::add(totals[r * B + b], part, w[r]);
+      }
     }
     float found[R * B];
-    unrolled<R * B / 4>([&](auto four) {
-      constexpr int i = 4 * four;
-      store(found + i, sums(totals[i], totals[i + 1], totals[i + 2], totals[i + 3]));
-    });
-    unrolled<R * B % 4>([&](auto i) { found[R * B / 4 * 4 + i] = sum(totals[R * B / 4 * 4 + i]); });
+    UNROLLED for (int i = 0; i + 8 <= R * B; i += 8) store(found + i, sums(totals + i, totals + i + 4));
+    UNROLLED for (int i = R * B / 8 * 8; i < R * B; i++) found[i] = sum(totals[i]);
     for (int b = 0; b < B; b++)
       for (int r = 0; r < R; r++) out[(m + b) * N + n + r] = bias ? found[r * B + b] + bias[n + r] : found[r * B + b];
   }
