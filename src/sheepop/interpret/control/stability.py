@@ -341,7 +341,10 @@ class NoiseFinding(Finding):
             ]
         wanted = power_of_two(scale.rows)
         if size < scale.low:
-            verdict = f"is smaller: steps are mostly noise, and one of {_rows(wanted)} needs fewer for the same loss"
+            verdict = (
+                f"is smaller: one of {_rows(wanted)} needs fewer steps for the same loss, but more rows, since each "
+                "teaches less"
+            )
         elif size > scale.high:
             verdict = f"is larger than it need be: one of {_rows(wanted)} learns about as much in a step, for less work"
         else:
