@@ -35,7 +35,7 @@ from sheepop.model import build_model
 from sheepop.train.step import StepRunner
 
 STEPS, HEALTHY_STEPS = 80, 320
-SEEDS = (0, 1, 2)  # of the runs whose losses are compared
+SEEDS, RATES = (0, 1, 2), (3e-3, 6e-3, 1.2e-2)  # of the runs whose losses are compared
 USUAL = (
     *(
         "data.ignore=[images/]",
@@ -182,7 +182,7 @@ def named(bench: Bench, name: str, run: Path, matrix: str) -> None:
 
 
 def too_small(bench: Bench, data: Path) -> dict[str, Any]:
-    """A quarter of the rows with which a loss comes soonest; returns its losses and those of the advised batch.
+    """A quarter of the fewest rows that may be best; returns the losses of that batch and of the advised one.
 
     Rows are short, so that a step of few rows takes hardly longer than one of a single row. The advised batch trains
     for as many steps as take four fifths of the processor time.
@@ -192,13 +192,22 @@ def too_small(bench: Bench, data: Path) -> dict[str, Any]:
         short = ("model.max_seq_len=8", "training.schedule=constant", f"training.global_batch_size={rows}")
         return bench.run(data, *short, *for_steps(steps), "analysis.interval=5", *settings)
 
-    def losses(rows: int, steps: int) -> list[float]:
-        return [held_out(trained(rows, steps, "analysis.quantities=[]", f"seed={seed}")) for seed in SEEDS]
+    def losses(rows: int, steps: int) -> dict[str, list[float]]:
+        """By the rate, for several seeds."""
+        return {
+            f"{rate:g}": [
+                held_out(
+                    trained(rows, steps, "analysis.quantities=[]", f"training.learning_rate={rate}", f"seed={seed}")
+                )
+                for seed in SEEDS
+            ]
+            for rate in RATES
+        }
 
     rows = read_json_lines(trained(64, 240) / "metrics.jsonl").rows
     scale, step = noise_scale_of(rows), seconds_of_step(rows)
     assert scale is not None and step is not None
-    size, steps = max(2, round(math.sqrt(scale.rows * step[0] / step[1]) / 4)), 480
+    size, steps = max(2, round(math.sqrt(scale.low * step[0] / step[1]) / 4)), 480
     path = trained(size, steps)
     bench.look("a batch four times too small", path, (BATCH,))
     advice = advice_of(read_json_lines(path / "metrics.jsonl").rows)

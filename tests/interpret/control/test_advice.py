@@ -231,7 +231,7 @@ def test_a_batch_is_too_small_where_every_step_takes_as_long_as_many_rows() -> N
     """As long as 64: sqrt(64 x 64) = 64 are best. 16 take (1 + 4)(64 + 16) = 400, 64 take (1 + 1)(64 + 64) = 256."""
     (found,) = advice_of(timed(0.064, 0.001))
     assert found.cause == BATCH and found.changes == {"training.global_batch_size": 64}
-    assert "64 rows take 1.6 times as long, and the gradient's noise scale is 64 rows" in found.words
+    assert "64 rows take 1.6 times as long, and the gradient's noise scale is 64 rows (" in found.words
     assert "the same loss comes in 64% of the time or less" in found.words
     # As long as 16 rows: 32 are best, which take (1 + 2)(16 + 32) = 144 instead of (1 + 4)(16 + 16) = 160.
     assert advice_of(timed(0.016, 0.001)) == []
@@ -242,7 +242,7 @@ def test_a_batch_is_too_small_where_every_step_takes_as_long_as_many_rows() -> N
 
 
 def test_an_uncertain_noise_scale_gives_no_advice_on_the_batch() -> None:
-    assert advice_of(timed(0.064, 0.001, learning_rate=[0.1] * 5 + [0.04] * 3)) == []  # too few measurements are left
+    assert advice_of(timed(0.064, 0.001, learning_rate=[0.1] * 3 + [0.04] * 5)) == []  # too few measurements are left
     assert advice_of(timed(0.064, 0.001, gradient_noise=[value / 4 for value in NOISE])) == []  # 16 rows
     scattered = [0.0, 0.0, 60.0, -25.0, 70.0, -35.0, 0.0, -10.0]  # the mean is 10 again, but may be far larger
     assert advice_of(timed(0.064, 0.001, gradient_signal=scattered)) == []
