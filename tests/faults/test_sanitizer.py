@@ -13,7 +13,10 @@ from sheepop.core.machine import compiler_command, program_output
 
 ROOT = Path(__file__).parents[2]
 # Tests that run kernels of every kind on sizes of every kind.
-TESTS = ("adapt/test_stored_weight.py", "generate/test_native_block.py", "generate/test_half_precision.py")
+TESTS = (
+    *("adapt/test_stored_weight.py", "adapt/test_rounded_products.py"),
+    *("generate/test_native_block.py", "generate/test_half_precision.py"),
+)
 BEYOND = """
 #include "native.h"
 extern "C" void beyond(float* numbers, int64_t count) { numbers[count] = 1; }

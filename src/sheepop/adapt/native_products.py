@@ -72,6 +72,20 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     return copy
 
 
+def formats_with_rounding() -> list[str]:
+    """The formats of weights for which this machine has kernels with rounded inputs, compiled now if they must be."""
+    codes, scales = torch.zeros(16, 32, dtype=torch.int8), torch.ones(16, 1)
+    made = {
+        "int8": StoredWeight("int8", codes, scales[:, 0], torch.float32),
+        "int8 in groups": StoredWeight("int8", codes, scales, torch.float32),
+        "int4": StoredWeight("int4", codes[:, :16].view(torch.uint8), scales, torch.float32),
+        "bfloat16": StoredWeight("bfloat16", codes.bfloat16(), None, torch.bfloat16),
+    }
+    for weight in made.values():
+        weight.wants_rounding = True
+    return [name for name, weight in made.items() if weight.rounds_inputs]
+
+
 def can_be_batch_invariant(model: Transformer) -> bool:
     """Whether the native kernels can compute all products of this network; they have none for latents."""
     has_latents = model.config.latent_attention is not None

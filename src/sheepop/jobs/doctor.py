@@ -264,11 +264,13 @@ def _check_torch() -> Check:
 
 def check_kernels() -> Check:
     """Whether SheepOp's own CPU kernels are there; compiles them if they are missing."""
+    from sheepop.adapt.native_products import formats_with_rounding
     from sheepop.adapt.stored_weight import kernels_here
 
     found = kernels_here()
     if found.library is not None:
-        return Check("native kernels", "ok", found.words)
+        formats = ", ".join(formats_with_rounding()) or "no format"
+        return Check("native kernels", "ok", f"{found.words}; activations can be rounded for {formats}")
     consequence = "Text is generated on the CPU by PyTorch's kernels, slower, and many times slower with int8 and int4."
     return Check("native kernels", "missing", f"none: {found.words}", consequence, _COMPILER_REMEDY)
 
