@@ -57,11 +57,11 @@ class Stored(ctypes.Structure):
 
 
 class Tokens(ctypes.Structure):
-    """The tokens of a pass: where each is stored, which tokens it attends to, and its rotary angles."""
+    """The tokens of a pass: where each is stored, the tiles in which they attend, and their rotary angles."""
 
     _fields_ = [
-        *((name, COUNT) for name in ("count", "block_size", "table_width", "angles")),
-        *((name, POINTER) for name in ("block", "offset", "table", "first", "last", "cos", "sin")),
+        *((name, COUNT) for name in ("count", "num_tiles", "block_size", "table_width", "window", "angles")),
+        *((name, POINTER) for name in ("block", "offset", "table", "tiles", "cos", "sin")),
     ]
 
 
@@ -80,13 +80,14 @@ class TokensOfKind:
     """The tokens of a pass as native code sees them in the layers of a kind, with their own copy of the angles."""
 
     def __init__(self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int) -> None:
+        assert metadata.tiles is not None
         self.metadata, self.rotary = metadata, rotary
         self.width = 0 if rotary is None else rotary[0].shape[-1]
         self._angles = [] if rotary is None else [part.clone(memory_format=torch.contiguous_format) for part in rotary]
         self.described = Tokens(
-            *(count, block_size, metadata.block_table.shape[-1], self.width),
+            *(count, len(metadata.tiles), block_size, metadata.block_table.shape[-1], metadata.window or 0, self.width),
             *(address("slots", part, torch.int64, count) for part in metadata.slot_mapping),
-            *metadata.addresses(count),
+            *metadata.addresses(),
             *(address("angles", part.view(-1, self.width), torch.float32, count, self.width) for part in self._angles),
         )
 

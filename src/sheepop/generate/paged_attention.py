@@ -27,7 +27,8 @@ from sheepop.model.attention.kernel import PLAIN, Attending, AttentionKind, Scor
 from sheepop.model.attention.sight import Sight
 from sheepop.model.cache import AttendLatents
 
-# Longer chunks attend one sequence at a time, with the kernels of training; shorter ones all attend together.
+# Without a kernel for blocks, longer chunks attend one sequence at a time, with the kernels of training; shorter ones
+# all attend together.
 _LONGEST_TOGETHER = 8
 
 
@@ -93,21 +94,27 @@ class StaticPass:
         device: torch.device,
     ) -> None:
         self.count, self.longest = count, longest
-        self._block_size, self._windows, self._spare_blocks = block_size, windows, spare_blocks
+        self._block_size, self._spare_blocks = block_size, spare_blocks
         width = -(-longest // block_size)
-        # Token ids and positions, which are also the last ones that tokens see; for each kind the first positions, and
-        # the blocks and offsets of the slots.
-        self._numbers = np.zeros((2 + 3 * len(windows), count), np.int64)
+        # Token ids and positions, which are also the last ones that tokens see; for each kind the blocks and offsets of
+        # the slots.
+        self._numbers = np.zeros((2 + 2 * len(windows), count), np.int64)
+        self._tiles = np.arange(count)[:, None].repeat(4, 1)
+        self._tiles[:, 1] = 1
         self._tables = [np.full((count, width), spare, np.int64) for spare in spare_blocks]
         self._on_device = torch.from_numpy(self._numbers).to(device)
         self.input_ids, self.device_positions = self._on_device[0][:, None], self._on_device[1]
-        rows = torch.arange(count, device=device)
+        rows, tiles = (
+            torch.arange(count, device=device),
+            torch.from_numpy(self._tiles) if device.type == "cpu" else None,
+        )
         self.metadata = []
         for kind, (window, numbers) in enumerate(zip(windows, self._tables, strict=True)):
             table = torch.from_numpy(numbers).to(device)
-            firsts, blocks, offsets = self._on_device[2 + 3 * kind : 5 + 3 * kind]
-            slots = blocks, offsets
-            self.metadata.append(AttentionMetadata(rows, table, firsts, self.device_positions, slots, window))
+            blocks, offsets = self._on_device[2 + 2 * kind : 4 + 2 * kind]
+            self.metadata.append(
+                AttentionMetadata(rows, table, self.device_positions, (blocks, offsets), window, tiles)
+            )
         self.described: dict[Any, Any] = {}
         # The block tables that the rows have now, with their versions; None is padding.
         self._states: list[tuple[BlockTable, int] | None] = [None] * count
@@ -120,19 +127,16 @@ class StaticPass:
         self._states = states
         self._numbers[:, used:] = 0
         self._numbers[0, :used], self._numbers[1, :used] = token_ids, [chunk.start for chunk in chunks]
-        positions = self._numbers[1]
+        positions = self._tiles[:, 2] = self._numbers[1]
         moved = [np.array(changed, np.int64)]
-        for kind, (table, spare, window) in enumerate(
-            zip(self._tables, self._spare_blocks, self._windows, strict=True)
-        ):
+        for kind, (table, spare) in enumerate(zip(self._tables, self._spare_blocks, strict=True)):
             longest = 0
             for row in changed:
                 found = chunks[row].table.blocks[kind] if row < used else ()
                 table[row, : len(found)] = [0 if block is None else block for block in found]
                 table[row, len(found) :] = spare
                 longest = max(longest, len(found))
-            firsts, blocks, offsets = self._numbers[2 + 3 * kind : 5 + 3 * kind]
-            firsts[:] = 0 if window is None else np.maximum(positions - window + 1, 0)
+            blocks, offsets = self._numbers[2 + 2 * kind : 4 + 2 * kind]
             blocks[:] = table[np.arange(self.count), positions // size]
             offsets[:] = positions % size
             moved.append(table[changed, : max(1, longest)])
@@ -187,23 +191,21 @@ class PagedAttending:
         self._kind, self.slot_mapping, self._paged, self._groups = kind, slot_mapping, paged, groups
 
     @classmethod
-    def of_pass(
-        cls, kind: AttentionKind, current: Pass, number: int, *, native: bool, batch_invariant: bool
-    ) -> PagedAttending:
+    def of_pass(cls, kind: AttentionKind, current: Pass, number: int, *, native: bool) -> PagedAttending:
         """The attention of a pass in the layers of `kind`, whose blocks have the kind `number`.
 
-        On a GPU with Triton several long chunks attend in tiles. Otherwise sequences that begin in the pass are the
-        documents of one packed row, as in training, and each of the other long chunks has its own kernel. All short
-        chunks attend together, on a CPU in the paged kernel if `native`. With `batch_invariant` every chunk counts as
-        short, so that a token's result does not depend on the rest of the pass.
+        On a CPU all chunks attend in tiles of the paged kernel, if `native`, where a token's result does not depend on
+        the rest of the pass. On a GPU with Triton several long chunks do. Otherwise sequences that begin in the pass
+        are the documents of one packed row, as in training, and each of the other long chunks has its own kernel. All
+        short chunks attend together.
         """
         groups = _Groups(kind, current, number)
-        sequences = range(len(current.chunks))
-        long = [
-            number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER and not batch_invariant
-        ]
-        beginnings = [number for number in long if current.chunks[number].start == 0]
+        sequences = list(range(len(current.chunks)))
         kernel, paged = _paged_kernel(kind, native), list[AttentionMetadata]()
+        if kernel is attend_natively:
+            return cls(kind, groups.slot_mapping, [groups.tiles(sequences)])
+        long = [number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER]
+        beginnings = [number for number in long if current.chunks[number].start == 0]
         if kernel is attend_by_triton and long != beginnings[:1]:
             paged.append(groups.tiles(long))
         else:
@@ -312,7 +314,8 @@ class _Groups:
         """Adds each token as its own row; the keys of the rows begin and end at different positions."""
         rows, size = self._current.rows(sequences), self._current.block_size
         table, positions = self._current.block_table(self._number), self._current.positions[rows]
-        firsts = _first_positions(positions, self._kind.window) // size
+        window = self._kind.window
+        firsts = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0) // size
         starts = positions - firsts * size
         num_keys = int(starts.max()) + 1
         columns = (firsts[:, None] + torch.arange(-(-num_keys // size))).clamp(max=table.shape[1] - 1)
@@ -330,13 +333,10 @@ class _Groups:
         )
         lasts = self._current.positions[rows]
         table = table[sequences if tiles else self._current.sequences[rows]]
-        indices = rows, table, _first_positions(lasts, self._kind.window), lasts
-        rows, table, firsts, lasts = (upload(found, device) for found in indices)
+        rows, table, lasts = (upload(found, device) for found in (rows, table, lasts))
         blocks, offsets = self.slot_mapping
         on_device = upload(torch.tensor(tiles), device) if tiles else None
-        return AttentionMetadata(
-            rows, table, firsts, lasts, (blocks[rows], offsets[rows]), self._kind.window, on_device
-        )
+        return AttentionMetadata(rows, table, lasts, (blocks[rows], offsets[rows]), self._kind.window, on_device)
 
     def tiles(self, sequences: list[int]) -> AttentionMetadata:
         """The metadata of the tokens of these sequences, in tiles."""
@@ -360,11 +360,6 @@ class _Groups:
         blocks = None if blocks is None else upload(blocks, device)
         attending = prepare_attention(self._kind, sight)
         self.found.append(Group(upload(rows, device), shape, attending, sight.num_keys, blocks, beyond))
-
-
-def _first_positions(lasts: Tensor, window: int | None) -> Tensor:
-    """The first positions that tokens at the positions `lasts` see."""
-    return torch.zeros_like(lasts) if window is None else (lasts - window + 1).clamp(min=0)
 
 
 def _as_rows(x_NH1C: Tensor, rows: int, tokens: int) -> Tensor:

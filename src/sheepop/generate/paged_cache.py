@@ -126,7 +126,7 @@ class PagedCache(LatentCache):
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
     `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. If
-    `batch_invariant`, each token attends alone.
+    `batch_invariant`, tokens of small networks attend in the CPU's kernel too, in which none depends on the others.
     """
 
     def __init__(
@@ -344,14 +344,12 @@ class PagedCache(LatentCache):
         return self._tails[place]
 
     def prepare(self, kind: AttentionKind) -> Attending:
-        """Prepares the attention of the pass in the layers of `kind`: one kernel per long chunk, one for the others."""
+        """Prepares the attention of the pass in the layers of `kind`."""
         number = self._kind_of_window[kind.window]
         if self.static is not None:
             metadata = self.static.metadata[number]
             return PagedAttending(kind, metadata.slot_mapping, [metadata])
-        return PagedAttending.of_pass(
-            kind, self._current, number, native=self.is_native, batch_invariant=self.batch_invariant
-        )
+        return PagedAttending.of_pass(kind, self._current, number, native=self.is_native)
 
     def metadata(self, attending: Attending | None) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""

@@ -140,28 +140,27 @@ def grown(blocks: Tensor, count: int) -> Tensor:
 class AttentionMetadata:
     """Where R tokens of a pass, its `rows` (R,), find and store keys and values.
 
-    `block_table` (R, M) lists the blocks of each token's sequence, `first_positions` and `last_positions` (R,) bound
-    the positions that it sees, and `slot_mapping` is the block, and the offset in it, where the token itself is stored.
-    `window` is how many positions a token sees, itself included; None is all.
+    `block_table` (R, M) lists the blocks of each token's sequence, `last_positions` (R,) are the last positions that
+    they see, and `slot_mapping` is the block, and the offset in it, where the token itself is stored. `window` is how
+    many positions a token sees, itself included; None is all.
 
-    If there are `tiles` (tiles, 4), the tokens of a sequence attend together in pieces of up to `tokens_per_tile`:
-    each tile has its first row among `rows`, its number of tokens, the position of the first, and its row of
-    `block_table`, which has one row for each sequence.
+    If there are `tiles` (tiles, 4), as always on a CPU, the tokens of a sequence attend together in pieces of up to
+    `tokens_per_tile`: each tile has its first row among `rows`, its number of tokens, the position of the first, and
+    its row of `block_table`, which has one row for each sequence.
     """
 
     rows: Tensor
     block_table: Tensor
-    first_positions: Tensor
     last_positions: Tensor
     slot_mapping: tuple[Tensor, Tensor]
     window: int | None = None
     tiles: Tensor | None = None
 
-    def addresses(self, num_rows: int) -> list[int | None]:
-        """The addresses of the block table and the bounds, of `num_rows` tokens, for a native kernel."""
-        table = address("the block table", self.block_table, torch.int64, num_rows, self.block_table.shape[-1])
-        bounds = (self.first_positions, self.last_positions)
-        return [table, *(address("positions", bound, torch.int64, num_rows) for bound in bounds)]
+    def addresses(self) -> list[int | None]:
+        """The addresses of the block table and the tiles for a native kernel."""
+        assert self.tiles is not None
+        found = ("the block table", self.block_table), ("the tiles", self.tiles)
+        return [address(name, x, torch.int64, *x.shape) for name, x in found]
 
 
 def attends_natively(kind: AttentionKind) -> bool:
@@ -174,7 +173,7 @@ def attends_natively(kind: AttentionKind) -> bool:
 def attention_kernel(stored: torch.dtype) -> Callable[..., None]:
     """The CPU's kernel for stored keys and values; ``attention.cpp`` describes its arguments."""
     found = getattr(native_library(_SOURCE), f"attend_{name_of(stored)}")
-    pointers, sizes, factors = [ctypes.c_void_p] * 9, [ctypes.c_int64] * 7, [ctypes.c_float] * 2
+    pointers, sizes, factors = [ctypes.c_void_p] * 8, [ctypes.c_int64] * 8, [ctypes.c_float] * 2
     found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
     found.restype = None
     return found
@@ -189,9 +188,13 @@ def storing_kernel(stored: torch.dtype) -> Callable[..., None]:
 def attend_natively(
     q_RHC: Tensor, keys: KVBlocks, values: KVBlocks, metadata: AttentionMetadata, score: Score, slopes: Tensor | None
 ) -> Tensor:
-    """Attends from R tokens to the positions of their sequences that they see, on a CPU; (R, H, C)."""
+    """Attends from R tokens to the positions of their sequences that they see, on a CPU; (R, H, C).
+
+    A token's result does not depend on the other tokens, nor on the tiles.
+    """
     rows, heads, width = q_RHC.shape
     blocks, kv_heads, size, value_width = values.numbers.shape
+    assert metadata.tiles is not None
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     out = q_RHC.new_empty(rows, heads, value_width)
@@ -204,13 +207,14 @@ def attend_natively(
                 strict=True,
             )
         ),
-        *metadata.addresses(rows),
+        *metadata.addresses(),
         address("out", out, torch.float32, rows, heads, value_width),
-        *(rows, heads, kv_heads, size, width, value_width, metadata.block_table.shape[1]),
+        *(len(metadata.tiles), heads, kv_heads, size, width, value_width, metadata.block_table.shape[1]),
+        metadata.window or 0,
         width**-0.5 if score.scale is None else score.scale,
         score.soft_cap or 0.0,
         *(address(name, part, torch.float32, heads) for name, part in (("slopes", slopes), ("sinks", sinks))),
-        *(0, rows * kv_heads, torch.get_num_threads()),
+        *(0, len(metadata.tiles) * kv_heads, torch.get_num_threads()),
     )
     return out
 
@@ -221,7 +225,10 @@ def attends_by_triton(kind: AttentionKind) -> bool:
 
 
 def tokens_per_tile(dtype: torch.dtype) -> int:
-    """The most tokens in a tile; few of float32, whose products take Triton a minute to compile in larger tiles."""
+    """The most tokens in a tile; few of float32, whose products take Triton a minute to compile in larger tiles.
+
+    On a CPU few of them let all threads share the work, and are enough to read each key once for many products.
+    """
     return _LEAST_MEMBERS if dtype == torch.float32 else 64
 
 

@@ -1,44 +1,91 @@
-// Paged attention of single tokens, on a CPU in float32.
+// Paged attention on a CPU in float32: tokens of a text attend in tiles, which read their keys and values once.
 //
-// Token r attends to positions `first[r]` to `last[r]`; position p of its sequence is entry p % S of block
-// table[r][p / S]. Keys and values are float32, bfloat16 or float16, or of 8 bits with a scale for each head of a token.
+// A tile is (row, tokens, position, text): its token t is row `row + t` of the queries, at `position + t` of its text,
+// and sees the last `window` positions up to its own. Position p is entry p % S of block table[text][p / S].
+// Keys and values are float32, bfloat16 or float16, or of 8 bits with a scale for each head of a token.
+//
+// All sums of a token have the same order in every tile, so its result is the same to the last bit.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "numbers.h"
 
 namespace {
 
-constexpr int64_t kWork = 1 << 14;  // the fewest numbers to read that are worth a thread
+constexpr int64_t kWork = 1 << 14;        // the fewest numbers to read that are worth a thread
+constexpr int64_t kMostScores = 1 << 17;  // of a tile at a time, if it has more rows than
+constexpr int64_t kLeastRows = 16;
+constexpr int kQueries = kLanes / 4;  // whose products with four keys are as many as the lanes of a vector
+constexpr int kRows = 4, kVectors = kLanes / 4;  // of sums of values in registers
 
-// The dot products of q with several adjacent keys of `width` numbers.
-template <int keys, class T>
-inline void dots(const float* q, const T* key, int64_t width, float* out) {
-  Floats totals[keys] = {};
+// The dot products of adjacent queries with adjacent keys of `width` numbers.
+template <int rows, int keys, class N>
+__attribute__((always_inline)) inline void dots(const float* queries, int64_t next, const N* key, int64_t width,
+                                                float* scores, int64_t line) {
+  Floats totals[rows][keys];
+  UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int j = 0; j < keys; j++) totals[r][j] = Floats{};
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
-    Floats part = load<Floats>(q + i);
-    for (int j = 0; j < keys; j++) totals[j] = multiply_add(totals[j], part, read(key + j * width + i));
+    Floats parts[keys];
+    UNROLLED for (int j = 0; j < keys; j++) parts[j] = read(key + j * width + i);
+    UNROLLED for (int r = 0; r < rows; r++) {
+      const Floats query = load<Floats>(queries + r * next + i);
+      UNROLLED for (int j = 0; j < keys; j++) totals[r][j] = multiply_add(totals[r][j], query, parts[j]);
+    }
   }
-  for (int j = 0; j < keys; j++) {
-    out[j] = sum(totals[j]);
-    for (int64_t rest = i; rest < width; rest++) out[j] += q[rest] * widened(key[j * width + rest]);
+  if constexpr (rows == kQueries && keys == 4) {
+    UNROLLED for (int r = 0; r < rows; r += 2) {
+      const Floats8 found = sums(totals[r], totals[r + 1]);
+      std::memcpy(scores + r * line, &found, 16);
+      std::memcpy(scores + (r + 1) * line, reinterpret_cast<const char*>(&found) + 16, 16);
+    }
+  } else {
+    UNROLLED for (int r = 0; r < rows; r++)
+      UNROLLED for (int j = 0; j < keys; j++) scores[r * line + j] = sum(totals[r][j]);
   }
+  for (; i < width; i++)
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < keys; j++) scores[r * line + j] += queries[r * next + i] * widened(key[j * width + i]);
 }
 
-// Adds weights[j] times `vectors` vectors of each value j; the sums stay in registers.
-template <int vectors, class T>
-inline void add_values(float* out, const float* weights, const T* values, int64_t width, int64_t count) {
-  Floats totals[vectors];
-  for (int i = 0; i < vectors; i++) totals[i] = load<Floats>(out + i * kLanes);
-  for (int64_t j = 0; j < count; j++) {
-    const Floats weight = spread<Floats>(weights[j]);
-    for (int i = 0; i < vectors; i++) totals[i] = multiply_add(totals[i], weight, read(values + j * width + i * kLanes));
+// Adds the values `begin` to `end` times their weights to adjacent rows, `vectors` vectors from `column` on.
+template <int rows, int vectors, class N>
+void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width,
+                int64_t begin, int64_t end) {
+  Floats totals[rows][vectors];
+  UNROLLED for (int r = 0; r < rows; r++)
+    UNROLLED for (int i = 0; i < vectors; i++) totals[r][i] = load<Floats>(out + r * next + i * kLanes);
+  for (int64_t j = begin; j < end; j++) {
+    Floats parts[vectors];
+    UNROLLED for (int i = 0; i < vectors; i++) parts[i] = read(values + j * width + i * kLanes);
+    UNROLLED for (int r = 0; r < rows; r++) {
+      const Floats weight = spread<Floats>(weights[r * line + j]);
+      UNROLLED for (int i = 0; i < vectors; i++) totals[r][i] = multiply_add(totals[r][i], weight, parts[i]);
+    }
   }
-  for (int i = 0; i < vectors; i++) store(out + i * kLanes, totals[i]);
+  UNROLLED for (int r = 0; r < rows; r++)
+    UNROLLED for (int i = 0; i < vectors; i++) store(out + r * next + i * kLanes, totals[r][i]);
+}
+
+template <int rows, class N>
+void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width,
+                       int64_t begin, int64_t end) {
+  constexpr int vectors = rows == 1 ? 8 : kVectors;
+  if (begin >= end) return;
+  int64_t i = 0;
+  for (; i + vectors * kLanes <= width; i += vectors * kLanes)
+    add_values<rows, vectors>(out + i, next, weights, line, values + i, width, begin, end);
+  for (; i + kLanes <= width; i += kLanes)
+    add_values<rows, 1>(out + i, next, weights, line, values + i, width, begin, end);
+  for (; i < width; i++)
+    for (int r = 0; r < rows; r++)
+      for (int64_t j = begin; j < end; j++) out[r * next + i] += weights[r * line + j] * widened(values[j * width + i]);
 }
 
 template <class T>
@@ -46,104 +93,195 @@ struct Stored {
   const T* numbers;     // (blocks, K, S, width)
   const float* scales;  // (blocks, K, S), or null
   int64_t width;
+
+  void fetch(int64_t entry, int64_t count) const {
+    auto from = reinterpret_cast<const char*>(numbers + entry * width);
+    for (int64_t i = 0; i < count * width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i);
+  }
+
+  // Calls `work` with `count` entries, which are widened first if many rows read them.
+  template <class Work>
+  void open(int64_t entry, int64_t count, bool many, float* memory, const Work& work) const {
+    const T* from = numbers + entry * width;
+    if constexpr (!std::is_same_v<T, float>) {
+      if (many) {
+        int64_t i = 0;
+        for (; i + kLanes <= count * width; i += kLanes) store(memory + i, read(from + i));
+        for (; i < count * width; i++) memory[i] = widened(from[i]);
+        return work(static_cast<const float*>(memory));
+      }
+    }
+    work(from);
+  }
 };
+
+template <class T>
+class Rows;
 
 template <class T>
 struct Attention {
-  const float* queries;                 // (R, H, C)
-  Stored<T> keys, values;                 // widths C and D
-  const int64_t *table, *first, *last;  // (R, M), (R,), (R,)
-  float* out;                           // (R, H, D)
-  int64_t R, H, K, S, M;
-  float scale, cap;             // 0 means no cap
-  const float *slopes, *sinks;  // (H,) or null
+  const float* queries;          // (tokens, H, C)
+  Stored<T> keys, values;        // widths C and D
+  const int64_t *table, *tiles;  // (texts, M), (tiles, 4)
+  float* out;                    // (tokens, H, D)
+  int64_t R, H, K, S, M, window;  // R tiles; 0 means no window
+  float scale, cap;              // 0 means no cap
+  const float *slopes, *sinks;   // (H,) or null
 
-  // Calls `work(entry, j, count, ahead)` for each block that token r sees: its `count` entries of head k from `entry` on
-  // are keys j, j + 1, ... of the token. `ahead` is the entry after them, to prefetch.
-  template <class Work>
-  void by_block(int64_t r, int64_t k, const Work& work) const {
-    auto entry = [&](int64_t position) { return (table[r * M + position / S] * K + k) * S + position % S; };
-    for (int64_t position = first[r]; position <= last[r];) {
-      const int64_t count = std::min(last[r] + 1 - position, S - position % S);
-      work(entry(position), position - first[r], count, entry(std::min(last[r], position + count)));
-      position += count;
-    }
+  // Attends with the query heads of a tile that share a key-value head. Adjacent items are tiles of a text, which read
+  // the same keys, or heads of a single token, which are adjacent in memory.
+  void attend(int64_t item, std::vector<float>& memory) const {
+    const bool by_head = tiles[1] > 1;
+    const int64_t *tile = tiles + 4 * (by_head ? item % R : item / K), k = by_head ? item / R : item % K, heads = H / K;
+    const int64_t most = std::max((kLeastRows + heads - 1) / heads, kMostScores / (heads * seen(tile)));
+    for (int64_t t = 0; t < tile[1]; t += most)
+      Rows<T>(*this, tile[0] + t, std::min(most, tile[1] - t), tile[2] + t, table + tile[3] * M, k, memory).attend();
   }
 
-  static void fetch(const Stored<T>& stored, int64_t entry, int64_t count) {
-    auto from = reinterpret_cast<const char*>(stored.numbers + entry * stored.width);
-    for (int64_t i = 0; i < count * stored.width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i);
-  }
+  int64_t first_of(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+  int64_t seen(const int64_t* tile) const { return tile[2] + tile[1] - first_of(tile[2]); }
 
-  // Attends with the query heads of token r that share key-value head k.
-  void group(int64_t r, int64_t k, std::vector<float>& memory) const {
-    const int64_t heads = H / K, head = r * H + k * heads, count = last[r] - first[r] + 1;
+  // Turns `count` scores into weights; returns what makes them sum to 1. A sink adds a score to the sum, but no value.
+  float softmax(float* scores, int64_t count, int64_t head) const {
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
-    memory.assign(heads * width, -std::numeric_limits<float>::infinity());
-    by_block(r, k, [&](int64_t entry, int64_t begin, int64_t several, int64_t ahead) {
-      for (int64_t g = 0; g < heads; g++) {
-        const float* query = queries + (head + g) * keys.width;
-        const T* key = keys.numbers + entry * keys.width;
-        float* scores = memory.data() + g * width + begin;
-        int64_t j = 0;
-        for (; j + 4 <= several; j += 4) {
-          if (g == 0) fetch(keys, ahead + j, 4);
-          dots<4>(query, key + j * keys.width, keys.width, scores + j);
-        }
-        for (; j < several; j++) dots<1>(query, key + j * keys.width, keys.width, scores + j);
-        for (j = 0; j < several; j++) scores[j] *= keys.scales ? scale * keys.scales[entry + j] : scale;
-      }
-    });
-    fetch(values, (table[r * M + first[r] / S] * K + k) * S + first[r] % S, S);
-    for (int64_t g = 0; g < heads; g++) weigh(memory.data() + g * width, width, count, k * heads + g);
-    std::fill_n(out + head * values.width, heads * values.width, 0.f);
-    by_block(r, k, [&](int64_t entry, int64_t begin, int64_t several, int64_t ahead) {
-      fetch(values, ahead, S);
-      for (int64_t g = 0; g < heads; g++) {
-        float* weights = memory.data() + g * width + begin;
-        for (int64_t j = 0; values.scales && j < several; j++) weights[j] *= values.scales[entry + j];
-        sum_values(out + (head + g) * values.width, weights, values.numbers + entry * values.width, several);
-      }
-    });
-  }
-
-  void weigh(float* scores, int64_t width, int64_t count, int64_t head) const {
-    for (int64_t j = 0; cap > 0 && j < count; j++) scores[j] = cap * std::tanh(scores[j] / cap);
-    for (int64_t j = 0; slopes && j < count; j++) scores[j] -= slopes[head] * static_cast<float>(count - 1 - j);
-    softmax(scores, width, sinks ? sinks + head : nullptr);
-  }
-
-  void sum_values(float* to, const float* weights, const T* from, int64_t count) const {
-    const int64_t width = values.width;
-    int64_t i = 0;
-    for (; i + 8 * kLanes <= width; i += 8 * kLanes) add_values<8>(to + i, weights, from + i, width, count);
-    for (; i + kLanes <= width; i += kLanes) add_values<1>(to + i, weights, from + i, width, count);
-    for (; i < width; i++)
-      for (int64_t j = 0; j < count; j++) to[i] += weights[j] * widened(from[j * width + i]);
-  }
-
-  // A sink adds a score to the sum, but no value.
-  static void softmax(float* scores, int64_t width, const float* sink) {
-    float top = *std::max_element(scores, scores + width);
-    if (sink) top = std::max(top, *sink);
-    Floats total = {};
+    Floats top = spread<Floats>(-std::numeric_limits<float>::infinity()), total = {};
     for (int64_t j = 0; j < width; j += kLanes) {
-      Floats weights = exponential(load<Floats>(scores + j) - top);
+      Floats found = scale * load<Floats>(scores + j);
+      if (cap > 0) found = cap * tangent(found / cap);
+      store(scores + j, found);
+    }
+    for (int64_t j = 0; slopes && j < count; j++) scores[j] -= slopes[head] * static_cast<float>(count - 1 - j);
+    std::fill(scores + count, scores + width, -std::numeric_limits<float>::infinity());
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const Floats found = load<Floats>(scores + j);
+      top = found > top ? found : top;
+    }
+    float most = sinks ? sinks[head] : top[0];
+    for (int i = 0; i < kLanes; i++) most = std::max(most, top[i]);
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const Floats weights = exponential(load<Floats>(scores + j) - most);
       store(scores + j, weights);
       total += weights;
     }
-    const float inverse = 1.f / (sum(total) + (sink ? std::exp(*sink - top) : 0.f));
-    for (int64_t j = 0; j < width; j++) scores[j] *= inverse;
+    return 1.f / (sum(total) + (sinks ? std::exp(sinks[head] - most) : 0.f));
   }
 };
 
-// Computes the pairs `begin` to `end` of a token and a key-value head.
+// The heads of adjacent tokens that share key-value head k: row i is of token i / heads. Places count from the first
+// block that they see on.
+template <class T>
+class Rows {
+ public:
+  Rows(const Attention<T>& of, int64_t row, int64_t tokens, int64_t position, const int64_t* blocks, int64_t k,
+       std::vector<float>& memory)
+      : of(of), keys(of.keys), values(of.values), blocks(blocks), S(of.S), k(k), heads(of.H / of.K), row(row),
+        position(position), count(tokens * heads), begin(of.first_of(position) / S),
+        end((position + tokens - 1) / S + 1),
+        query_line(whole(keys.width)), out_line(whole(values.width)),
+        // An odd number of vectors, so that rows are not in the same places of the cache.
+        line((((end - begin) * S / kLanes + 2) | 1) * kLanes) {
+    const int64_t widened = S * std::max(query_line, out_line);
+    const int64_t needed = count * (query_line + out_line + line) + widened + kLanes;
+    if (static_cast<int64_t>(memory.size()) < needed) memory.resize(needed);
+    queries = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+    out = queries + count * query_line, wide = out + count * out_line, scores = wide + widened;
+  }
+
+  void attend() const {
+    for (int64_t i = 0; i < count; i++)
+      std::copy_n(of.queries + head_of(i) * keys.width, keys.width, queries + i * query_line);
+    by_block<kQueries>(keys, [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto fetch) {
+      score<rows>(i, entry, numbers, at, fetch);
+    });
+    values.fetch((blocks[begin] * of.K + k) * S, S);
+    std::fill_n(out, count * out_line, 0.f);
+    for (int64_t i = 0; i < count; i++)  // the first number of a query, which is no longer needed
+      queries[i * query_line] = of.softmax(scores + i * line + first(i), last(i) + 1 - first(i), k * heads + i % heads);
+    by_block<kRows>(values, [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto fetch) {
+      for (int64_t j = 0; j < S; j += 4) fetch(j);
+      add<rows>(i, entry, numbers, at);
+    });
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t j = 0; j < values.width; j++)
+        of.out[head_of(i) * values.width + j] = out[i * out_line + j] * queries[i * query_line];
+  }
+
+ private:
+  const Attention<T>& of;
+  const Stored<T>&keys, &values;
+  const int64_t *blocks, S, k, heads, row, position, count, begin, end;  // `count` rows see blocks `begin` to `end`
+  const int64_t query_line, out_line, line;  // from a row's query, output and scores to those of the next
+  float *queries, *out, *scores, *wide;
+
+  static int64_t whole(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
+  int64_t head_of(int64_t i) const { return (row + i / heads) * of.H + k * heads + i % heads; }
+  int64_t first(int64_t i) const { return of.first_of(position + i / heads) - begin * S; }
+  int64_t last(int64_t i) const { return position + i / heads - begin * S; }
+
+  // Calls `work` for each block and adjacent rows from i on that see it; the block's numbers are from place `at` on.
+  template <int together, class Work>
+  void by_block(const Stored<T>& stored, const Work& work) const {
+    for (int64_t block = begin, at = 0; block < end; block++, at += S) {
+      const int64_t entry = (blocks[block] * of.K + k) * S, later = at + begin * S - position;
+      const int64_t next = (blocks[std::min(block + 1, end - 1)] * of.K + k) * S;
+      const int64_t from = heads * std::max<int64_t>(0, later);
+      const int64_t to = of.window ? std::min(count, heads * (later + S + of.window - 1)) : count;
+      stored.open(entry, S, to - from > together, wide, [&](auto* numbers) {
+        int64_t i = from;
+        auto fetch = [&](int64_t j) { i == from ? stored.fetch(next + j, 4) : void(); };
+        for (; i + together <= to; i += together)
+          work(std::integral_constant<int, together>{}, i, entry, numbers, at, fetch);
+        for (; i < to; i++) work(std::integral_constant<int, 1>{}, i, entry, numbers, at, fetch);
+      });
+    }
+  }
+
+  // The scores of rows for a block; also of some places that they do not see, which nobody reads.
+  template <int rows, class N, class Fetch>
+  void score(int64_t i, int64_t entry, const N* numbers, int64_t at, const Fetch& fetch) const {
+    const float* query = queries + i * query_line;
+    float* to = scores + i * line + at;
+    const int64_t stop = std::min(S, last(i + rows - 1) + 1 - at), width = keys.width;
+    int64_t j = std::max<int64_t>(0, first(i) - at) / 4 * 4;
+    for (; j < stop && j + 4 <= S; j += 4) {
+      fetch(j);
+      dots<rows, 4>(query, query_line, numbers + j * width, width, to + j, line);
+    }
+    for (; j < stop; j++) dots<rows, 1>(query, query_line, numbers + j * width, width, to + j, line);
+    for (int r = 0; keys.scales && r < rows; r++)
+      for (j = 0; j < S; j++) to[r * line + j] *= keys.scales[entry + j];
+  }
+
+  // Adds the values of a block to rows, together those that all of them see.
+  template <int rows, class N>
+  void add(int64_t i, int64_t entry, const N* numbers, int64_t at) const {
+    float *to = out + i * out_line, *weights = scores + i * line + at;
+    for (int r = 0; values.scales && r < rows; r++)
+      for (int64_t j = 0; j < S; j++) weights[r * line + j] *= values.scales[entry + j];
+    auto inside = [&](int64_t place) { return std::clamp<int64_t>(place - at, 0, S); };
+    const int64_t all = inside(first(i + rows - 1)), stop = std::max(all, inside(last(i) + 1));
+    auto alone = [&](int r, int64_t from, int64_t until) {
+      const int64_t end = std::min(until, inside(last(i + r) + 1));
+      add_values<1>(to + r * out_line, out_line, weights + r * line, line, numbers, values.width, from, end);
+    };
+    for (int r = 0; r < rows; r++) alone(r, inside(first(i + r)), all);
+    add_values<rows>(to, out_line, weights, line, numbers, values.width, all, stop);
+    for (int r = 0; r < rows; r++) alone(r, stop, S);
+  }
+};
+
+// Computes the items `begin` to `end` of R * K, in threads that take one after another.
 template <class T>
 void run(const Attention<T>& attention, int64_t begin, int64_t end, int64_t threads) {
-  const int64_t numbers = attention.S * (attention.keys.width + attention.values.width);
-  share(end - begin, 1 + kWork / numbers, threads, [&](int64_t from, int64_t to) {
-    std::vector<float> memory;
-    for (int64_t i = begin + from; i < begin + to; i++) attention.group(i / attention.K, i % attention.K, memory);
+  int64_t work = 0;
+  for (int64_t i = 0; threads > 1 && i < attention.R; i++)
+    work += attention.tiles[4 * i + 1] * attention.seen(attention.tiles + 4 * i);
+  work *= attention.K * (attention.keys.width + attention.values.width);
+  std::atomic<int64_t> next{begin};
+  threads = std::clamp<int64_t>(work / kWork, 1, threads);
+  share(threads, 1, threads, [&](int64_t, int64_t) {
+    thread_local std::vector<float> memory;
+    for (int64_t i = next++; i < end; i = next++) attention.attend(i, memory);
   });
 }
 
@@ -161,18 +299,18 @@ void write(T* numbers, float* scales, int64_t entry, const float* x, int64_t wid
 
 }  // namespace
 
-#define FORMAT(name, T, largest)                                                                                     \
-  void attend_##name(const float* queries, const T* keys, const T* values, const float* key_scales,                 \
-                     const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,    \
-                     float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,       \
-                     float scale, float cap, const float* slopes, const float* sinks, int64_t begin, int64_t end,   \
-                     int64_t threads) {                                                                             \
-    run<T>({queries, {keys, key_scales, C}, {values, value_scales, D}, table, first, last, out, R, H, K, S, M, scale, \
-            cap, slopes, sinks},                                                                                    \
-           begin, end, threads);                                                                                    \
-  }                                                                                                                 \
-  void write_##name(T* numbers, float* scales, int64_t entry, const float* x, int64_t width) {                      \
-    write(numbers, scales, entry, x, width, largest);                                                               \
+#define FORMAT(name, T, largest)                                                                                       \
+  void attend_##name(const float* queries, const T* keys, const T* values, const float* key_scales,                   \
+                     const float* value_scales, const int64_t* table, const int64_t* tiles, float* out, int64_t R,    \
+                     int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, int64_t window, float scale,   \
+                     float cap, const float* slopes, const float* sinks, int64_t begin, int64_t end, int64_t threads) \
+  {                                                                                                                   \
+    run<T>({queries, {keys, key_scales, C}, {values, value_scales, D}, table, tiles, out, R, H, K, S, M, window,      \
+            scale, cap, slopes, sinks},                                                                               \
+           begin, end, threads);                                                                                      \
+  }                                                                                                                   \
+  void write_##name(T* numbers, float* scales, int64_t entry, const float* x, int64_t width) {                        \
+    write(numbers, scales, entry, x, width, largest);                                                                 \
   }
 
 extern "C" {

@@ -12,10 +12,9 @@
 extern "C" {
 
 typedef void (*Attend)(const float* queries, const void* keys, const void* values, const float* key_scales,
-                       const float* value_scales, const int64_t* table, const int64_t* first, const int64_t* last,
-                       float* out, int64_t R, int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M,
-                       float scale, float cap, const float* slopes, const float* sinks, int64_t begin, int64_t end,
-                       int64_t threads);
+                       const float* value_scales, const int64_t* table, const int64_t* tiles, float* out, int64_t R,
+                       int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, int64_t window, float scale, float cap,
+                       const float* slopes, const float* sinks, int64_t begin, int64_t end, int64_t threads);
 typedef void (*Write)(void* numbers, float* scales, int64_t entry, const float* x, int64_t width);
 
 enum NormKind : int64_t { kNone, kLayerNorm, kRMSNorm, kZeroCenteredRMSNorm };
@@ -59,10 +58,11 @@ struct Stored {
   float* scales;
 };
 
-// The R tokens: the block and offset where each is stored, the positions that it sees, and its rotary angles, if any.
+// The R tokens: the block and offset where each is stored, the tiles in which they attend (see attention.cpp), and their
+// rotary angles, if any.
 struct Tokens {
-  int64_t count, block_size, table_width, angles;
-  const int64_t *block, *offset, *table, *first, *last;
+  int64_t count, num_tiles, block_size, table_width, window, angles;
+  const int64_t *block, *offset, *table, *tiles;
   const float *cos, *sin;
 };
 
@@ -254,10 +254,10 @@ struct Block {
   }
 
   void attend_item(int64_t item) const {
-    attend(at.q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.first, tokens.last,
-           at.attended, tokens.count, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width,
-           tokens.table_width, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks,
-           item, item + 1, 1);
+    attend(at.q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.tiles, at.attended,
+           tokens.num_tiles, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width, tokens.table_width,
+           tokens.window, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks, item,
+           item + 1, 1);
   }
 
   template <class Work>
@@ -278,7 +278,7 @@ struct Block {
       change(r, kV, layer.v, input, at.v);
       store_keys(r);
     });
-    worker.share(tokens.count * layer.kv_heads, [&](int64_t item) { attend_item(item); });
+    worker.share(tokens.num_tiles * layer.kv_heads, [&](int64_t item) { attend_item(item); });
     by_row([&](int64_t r) { round(at.attended, r, layer.o); });
     products(at.attended, {&layer.o}, {at.found});
     feed_forward(layer.parallel ? x : out, out);
