@@ -10,7 +10,9 @@ reach.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,14 +26,16 @@ from record import add_json_option, write_record
 from sheepop.checkpoint import save_model
 from sheepop.core.json_lines import read_json_lines
 from sheepop.generate import GenerationConfig
-from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, advice_of, noise_scale_of
-from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
+from sheepop.interpret.control.advice import BATCH, HEADS, LAYER, RATE, advice_of, noise_scale_of, seconds_of_step
+from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, reopen, sharpness_of
 from sheepop.jobs.config import load_config
 from sheepop.jobs.run.request import RunRequest
 from sheepop.jobs.run.train import train
 from sheepop.model import build_model
+from sheepop.train.step import StepRunner
 
 STEPS, HEALTHY_STEPS = 80, 320
+SEEDS, RATES = (0, 1, 2), (3e-3, 6e-3, 1.2e-2)  # of the runs whose losses are compared
 USUAL = (
     *(
         "data.ignore=[images/]",
@@ -131,12 +135,15 @@ class Bench:
         print(f"{name:34}  {'yes' if is_right else 'NO':3}  {share:>6}  {', '.join(found) or 'nothing'}", flush=True)
 
 
-def healthy(bench: Bench, data: Sequence[Path]) -> None:
-    """Ten runs of different networks, optimizers, seeds and texts, long enough to judge a rate too low."""
-    lengths = (f"training.{key}={HEALTHY_STEPS}" for key in ("max_steps", "eval_interval", "checkpoint_interval"))
-    longer = (*lengths, "analysis.interval=20")
+def healthy(bench: Bench, data: Sequence[Path], seed: int | None) -> None:
+    """Ten runs of different networks, optimizers, seeds and texts, long enough to judge a rate too low.
+
+    With a `seed` they have seeds from that one on instead of their own.
+    """
+    longer = (*for_steps(HEALTHY_STEPS), "analysis.interval=20")
     for number, (name, settings) in enumerate(HEALTHY.items()):
-        bench.look(name, bench.run(data[number % len(data)], *longer, *settings))
+        other = () if seed is None else (f"seed={seed + number}",)
+        bench.look(name, bench.run(data[number % len(data)], *longer, *settings, *other))
 
 
 def too_fast(bench: Bench, data: Path) -> None:
@@ -174,15 +181,67 @@ def named(bench: Bench, name: str, run: Path, matrix: str) -> None:
     bench.rows[-1]["is_right"] &= matrix in (bench.rows[-1]["words"] or "")
 
 
-def too_small(bench: Bench, data: Path) -> None:
-    """A run with a quarter of the rows that its noise scale recommends."""
-    path = bench.run(data, "training.schedule=constant")
-    scale = noise_scale_of(read_json_lines(path / "metrics.jsonl").rows)
-    assert scale is not None
-    size = max(2, round(scale.rows / 4))
-    settings = (f"training.global_batch_size={size}", "training.max_steps=240", "training.schedule=constant")
-    places = ("training.eval_interval=240", "training.checkpoint_interval=240", "analysis.interval=5")
-    bench.look("a batch four times too small", bench.run(data, *settings, *places), (BATCH,))
+def too_small(bench: Bench, data: Path) -> dict[str, Any]:
+    """A quarter of the fewest rows that may be best; returns the losses of that batch and of the advised one.
+
+    Rows are short, so that a step of few rows takes hardly longer than one of a single row. The advised batch trains
+    for as many steps as take four fifths of the processor time.
+    """
+
+    def trained(rows: int, steps: int, *settings: str) -> Path:
+        short = ("model.max_seq_len=8", "training.schedule=constant", f"training.global_batch_size={rows}")
+        return bench.run(data, *short, *for_steps(steps), "analysis.interval=5", *settings)
+
+    def losses(rows: int, steps: int) -> dict[str, list[float]]:
+        """By the rate, for several seeds."""
+        return {
+            f"{rate:g}": [
+                held_out(
+                    trained(rows, steps, "analysis.quantities=[]", f"training.learning_rate={rate}", f"seed={seed}")
+                )
+                for seed in SEEDS
+            ]
+            for rate in RATES
+        }
+
+    rows = read_json_lines(trained(64, 240) / "metrics.jsonl").rows
+    scale, step = noise_scale_of(rows), seconds_of_step(rows)
+    assert scale is not None and step is not None
+    size, steps = max(2, round(math.sqrt(scale.low * step[0] / step[1]) / 4)), 480
+    path = trained(size, steps)
+    bench.look("a batch four times too small", path, (BATCH,))
+    advice = advice_of(read_json_lines(path / "metrics.jsonl").rows)
+    advised = next((each.changes["training.global_batch_size"] for each in advice if each.cause == BATCH), None)
+    if advised is None:
+        return {"rows": size}
+    fewer = round(0.8 * steps * seconds_of(path) / seconds_of(trained(advised, 10)))
+    found = {"rows": size, "steps": steps, "losses": losses(size, steps)}
+    return {**found, "advised_rows": advised, "advised_steps": fewer, "advised_losses": losses(advised, fewer)}
+
+
+def for_steps(steps: int) -> tuple[str, ...]:
+    """The settings of a run that validates once, at its end."""
+    return tuple(f"training.{key}={steps}" for key in ("max_steps", "eval_interval", "checkpoint_interval"))
+
+
+def held_out(run: Path) -> float:
+    """The held-out loss of a run at its end."""
+    return float(
+        [row for row in read_json_lines(run / "metrics.jsonl").rows if row["split"] == "validation"][-1]["loss"]
+    )
+
+
+def seconds_of(run: Path) -> float:
+    """The least processor time of a step at the end of a run."""
+    found = reopen(RunAnalysisRequest(run, device="cpu"), "noise")
+    parts, prepared = found.parts, found.parts.source.prepare(found.state.batch_number)
+    runner = StepRunner(parts.placement, parts.objective, parts.optimizers, parts.evaluation, None)
+    seconds = []
+    for number in range(20):
+        started = time.process_time()
+        runner.take(prepared, number=number, rate=found.rate)
+        seconds.append(time.process_time() - started)
+    return min(seconds)
 
 
 def dead_head(bench: Bench, data: Path, healthy_run: Path) -> None:
@@ -235,6 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, nargs="+", help="folders of text")
     parser.add_argument("--only", choices=("healthy", "planted", "fast", "unstable"), help="leave the other runs out")
+    parser.add_argument("--seed", type=int, help="of the first healthy run; each has one more than the one before")
     add_json_option(parser)
     options = parser.parse_args()
     print(f"{'run':34}  ok?  {'share':>6}  named")
@@ -242,14 +302,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options.json)
         if options.only in (None, "healthy"):
-            healthy(bench, options.data)
+            healthy(bench, options.data, options.seed)
         if options.only in (None, "planted"):
             usual = bench.run(first, "model.dropout=0")
             dead_head(bench, first, usual)
             looping(bench, usual)
             numbers["diverging"] = diverging(bench, first)
             print(numbers["diverging"])
-            too_small(bench, first)
+            numbers["too_small"] = too_small(bench, first)
+            print(numbers["too_small"])
         if options.only in (None, "fast"):
             too_fast(bench, first)
         if options.only in (None, "unstable"):

@@ -12,7 +12,8 @@ from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
-from sheepop.generate.config import Settings, model_defaults, requested
+from sheepop.generate.arithmetic import computing
+from sheepop.generate.config import Activations, Settings, model_defaults, requested
 from sheepop.generate.text_score import Score, score_text
 from sheepop.generate.updates import TextStream
 from sheepop.interpret.control.analyses import Analyses
@@ -91,9 +92,13 @@ class LanguageModel:
         """Yields the text of `generate` in pieces: ``for piece in lm.stream("Once"): print(piece, end="")``."""
         return self._generator.stream(prompt, requested(**settings).over(self.defaults))
 
-    def score(self, text: str, *, context: int | None = None) -> Score:
-        """Scores how well the model predicts each token of `text`, in windows of `context` tokens; see `score_text`."""
-        return score_text(self.model, self.tokenizer, text, context=context, memory=self.memory)
+    def score(self, text: str, *, context: int | None = None, activations: Activations = "exact") -> Score:
+        """Scores how well the model predicts each token of `text`, in windows of `context` tokens; see `score_text`.
+
+        With rounded `activations` it shows what rounding the inputs of products costs.
+        """
+        network = computing(self.model, activations=activations)
+        return score_text(network, self.tokenizer, text, context=context, memory=self.memory)
 
     def trace(self, prompt: str | Sequence[int], target: str | Sequence[int] | None = None) -> Trace:
         """Traces a pass over `prompt`: ``lm.trace("Hello World")["blocks.0.attention.weights"]`` is (H, T, T).

@@ -237,6 +237,29 @@ def test_tiles_of_amx_give_the_same_products(monkeypatch: pytest.MonkeyPatch) ->
     stored_weight._kernel.cache_clear()
 
 
+@pytest.mark.skipif(
+    not stored_weight.has_kernels() or stored_weight._kernel("bfloat16_rounded") is None,
+    reason="this processor has no products of bfloat16",
+)
+def test_inputs_beside_bfloat16_are_rounded_to_it_and_summed_in_one_order() -> None:
+    for num_rows, length in ((7, 96), (131, 160), (50, 1120)):
+        weight = stored_as(drawn(num_rows, length), "bfloat16").computing_in(torch.float32)
+        weight.wants_rounding = True
+        x, bias = drawn(150, length, seed=3), drawn(num_rows, seed=1)
+        x[2, 5] = math.nan
+        together, rounded = F.linear(x, weight, bias), x.bfloat16().double()
+        expected = F.linear(rounded, weight.rows().double(), bias.double())
+        allowed = 1e-6 * (1 + rounded.abs() @ weight.rows().double().abs().t())
+        assert together[2].isnan().all()
+        others = [row for row in range(len(x)) if row != 2]
+        assert ((together.double() - expected).abs() <= allowed)[others].all()
+        for count in (1, 2, 5, 8, 11, 140):
+            assert torch.equal(F.linear(x[5 : 5 + count], weight, bias), together[5 : 5 + count])
+    uneven = stored_as(drawn(7, 48), "bfloat16").computing_in(torch.float32)
+    uneven.wants_rounding = True
+    assert not uneven.rounds_inputs  # lanes add pairs of columns: rows have a multiple of 32 numbers
+
+
 @needs_compiler
 def test_products_of_int8_are_exact_sums() -> None:
     """The kernel's result is the one of integer arithmetic, rounded once."""

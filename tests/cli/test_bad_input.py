@@ -286,7 +286,8 @@ def test_a_model_is_measured_by_one_benchmark_only(run: Run, arguments: tuple[st
     done = run("bench", *arguments)
     assert done.code == 2
     assert "sheepop bench generate MODEL" in done.err
-    assert "--dtype is for a model" in run("bench", "generate", "--dtype", "float32").err
+    for option in (("--dtype", "float32"), ("--activations", "rounded")):
+        assert "--dtype and --activations are for a model" in run("bench", "generate", *option).err
 
 
 def test_a_start_that_fails_leaves_the_output_free(

@@ -43,6 +43,7 @@ def test_temperature_zero_is_greedy() -> None:
         ("stop", "", "empty stop string"),
         ("stop", [3], "valid string"),
         ("cache_dtype", "int4", "'auto', 'int8' or 'fp8'"),
+        ("activations", "int8", "'exact' or 'rounded'"),
         ("on_overflow", "ignore", "'refuse', 'slide' or 'window'"),
     ],
 )

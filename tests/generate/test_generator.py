@@ -135,6 +135,7 @@ def test_each_prompt_is_written_with_its_own_settings(toy_model: Build, characte
         ([GREEDY], "2 prompts were given with 1 configurations"),
         ([GREEDY, GREEDY.replace(num_beams=2)], "the same num_beams"),
         ([GREEDY, GREEDY.replace(batch_invariant=True)], "the same batch_invariant"),
+        ([GREEDY, GREEDY.replace(activations="rounded")], "the same activations"),
     ],
 )
 def test_settings_that_cannot_be_mixed_are_refused(

@@ -50,7 +50,7 @@ def test_the_next_turn_reads_only_what_is_new(toy_model: Build, characters: Char
 def test_other_settings_and_longer_texts_start_anew_and_are_right(toy_model: Build, characters: CharTokenizer) -> None:
     model = toy_model(max_seq_len=64)
     generator = Generator(model, characters, max_batch_size=2)
-    for settings in ({}, {"guesses": 2}, {"batch_invariant": True}, {}, {"seed": 3}):
+    for settings in ({}, {"guesses": 2}, {"batch_invariant": True}, {"activations": "rounded"}, {}, {"seed": 3}):
         config = GREEDY.replace(**settings)
         assert generator.generate([PROMPT[:30]], config)[0].text == alone(model, characters, PROMPT[:30], config)
     several = [PROMPT[number:40] for number in range(5)]

@@ -149,6 +149,7 @@ def test_scores_and_log_probabilities_hold_a_few_rows_of_logits() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_memory_beside_integers_is_the_same_after_twenty_steps_as_after_three(precision: str) -> None:
+    others = _storages()  # of other tests, which may be freed at any time
     config = NETWORK.replace(vocab_size=512, d_model=32, d_ff=64)
     model = adapted(quantize(build_model(config, seed=1), "int8"), "blocks.*")
     placement = OneDevice(model, precision=precision, device="cpu")
@@ -164,7 +165,7 @@ def test_memory_beside_integers_is_the_same_after_twenty_steps_as_after_three(pr
             pass
         del step
         if number in (2, 19):  # looking through all objects takes longer than a step
-            alive[number] = _bytes_alive()
+            alive[number] = sum(each.nbytes() for key, each in _storages().items() if key not in others)
     assert alive[19] == alive[2]
     weights = [weight for weight in placement.modules.parameters() if isinstance(weight, StoredWeight)]
     assert weights
@@ -175,11 +176,8 @@ def test_memory_beside_integers_is_the_same_after_twenty_steps_as_after_three(pr
     assert all(weight.data.dtype == torch.float32 for weight in stored)
 
 
-def _bytes_alive() -> int:
-    """The bytes of all tensors that Python can reach."""
+def _storages() -> dict[int, torch.UntypedStorage]:
+    """The memory of all tensors that Python can reach, by an address that stays taken while the result lives."""
     gc.collect()
-    found = {}
-    for each in gc.get_objects():
-        if type(each) in (Tensor, torch.nn.Parameter):
-            found[each.untyped_storage()._cdata] = each.untyped_storage().nbytes()
-    return sum(found.values())
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, torch.nn.Parameter)]
+    return {storage._cdata: storage for storage in (each.untyped_storage() for each in tensors)}

@@ -16,6 +16,7 @@ from sheepop.train.source import PreparedStep
 from sheepop.train.step import StepRunner
 
 TIMING = ("seconds", "tokens_per_second", "mfu", "memory_bytes", "busy_cores")
+TIMING += ("seconds_of_rows", "seconds_of_four_times")  # of the analysis
 
 WARM_UPS: dict[str, Any] = {
     "batch_size_warmup": ((2, 3), (4, 5)),

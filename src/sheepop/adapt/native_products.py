@@ -37,10 +37,11 @@ def wants_native_kernels(model: Transformer) -> bool:
     return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
 
 
-def with_native_products(model: Transformer, *, always: bool = False) -> Transformer:
+def with_native_products(model: Transformer, *, always: bool = False, rounded: bool = False) -> Transformer:
     """Returns a copy that shares memory and whose matrices use the native kernels; it is not for training.
 
-    Products of many rows use PyTorch's kernels, which are faster for them, unless `always` is set.
+    Products of many rows use PyTorch's kernels, which are faster for them, unless `always` is set. With `rounded`, the
+    inputs of products are rounded to the kind of the weights where a kernel does that; so are those of copies of it.
 
     If all matrices of a model in 16 bits have kernels, the copy computes in float32: its matrices and embeddings share
     the memory of the original, its other weights are copies, and its cache has the original's data type.
@@ -60,7 +61,7 @@ def with_native_products(model: Transformer, *, always: bool = False) -> Transfo
         made = {weight: _stored(weight, torch.float32) for weight in (*made, *tables)}
         replaced = {tensor: _widened(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for weight, stored in made.items():
-        stored.always_native = always
+        stored.always_native, stored.wants_rounding = always, rounded or stored.wants_rounding
         replaced[weight] = nn.Parameter(stored, requires_grad=False)
     copy = model.sharing_copy(replaced)
     if widens:

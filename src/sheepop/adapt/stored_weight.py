@@ -31,11 +31,11 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
 _SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-# More rows are summed in another order, in which they share what is read, unless weights have one scale a row.
+# More rows are summed in another order if that is faster: by AMX with bfloat16, by PyTorch with groups.
 _MOST_ROWS = 128
 _PIECE = 2**20  # weights that are dequantised at a time for a product
-_MOST_ROWS_ON_GPU, _ROWS_OF_PROGRAM = 64, 32
-_ALIGNED = 16  # the native kernels process this many numbers of a row at a time
+_MOST_ROWS_ON_GPU = 64
+_ALIGNED, _ALIGNED_ROUNDED = 16, 32  # the native kernels process so many numbers of a row at a time
 _FP8_CAPABILITY = (8, 9)  # the least compute capability of NVIDIA GPUs with 8-bit floats
 
 
@@ -67,6 +67,8 @@ class StoredWeight(Tensor):
     group: int | None
     """The number of neighbours that share a scale, or None if whole rows do or there is none."""
     always_native: bool = False
+    wants_rounding: bool = False
+    """Whether products round their inputs to the kind of the numbers, where a kernel does that faster."""
     _parts: Parts
     _in_tiles: bool
 
@@ -245,28 +247,11 @@ class StoredWeight(Tensor):
     def product_by_triton(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Computes the product of a few rows with a Triton kernel that reads the stored format."""
         # Triton takes a second to load, and not every machine has it.
-        from sheepop.adapt.triton_kernels import int4_product, row_product
+        from sheepop.adapt.triton_kernels import product
 
         numbers, scales, offsets = self.parts
         assert scales is not None
-        rows_MK = x.reshape(-1, self.row_length)
-        out_MN = x.new_empty(len(rows_MK), self.num_rows)
-        # The kernels multiply tiles of at least 16 rows.
-        most = max(16, 1 << (len(rows_MK) - 1).bit_length())
-        weights, sizes = [numbers, scales], {"MOST": most, "ROWS": _ROWS_OF_PROGRAM, "BIASED": bias is not None}
-        kernel = row_product
-        if self.stored == "int4":
-            kernel = int4_product
-            weights.append(scales if offsets is None else offsets)
-            sizes |= {"HALF": GROUP // 2, "OFFSET": offsets is not None}
-        else:
-            sizes["STEP"] = 128
-        kernel[(-(-self.num_rows // _ROWS_OF_PROGRAM),)](
-            *(rows_MK.contiguous(), *weights, scales if bias is None else bias, out_MN),
-            *(len(rows_MK), self.row_length, self.num_rows),
-            **sizes,
-        )
-        return out_MN.view(*x.shape[:-1], self.num_rows)
+        return product(x, numbers, scales, offsets, bias, is_int4=self.stored == "int4")
 
     def grouped_product(self, rows_MK: Tensor, ends_E: Tensor) -> Tensor:
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
@@ -288,16 +273,32 @@ class StoredWeight(Tensor):
         """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
             return None
+        return self._rounding_kernel or _kernel(self._form)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether products round their inputs, because that is wanted and there is a kernel."""
+        return self._rounding_kernel is not None
+
+    @property
+    def _rounding_kernel(self) -> tuple[int | None, int] | None:
+        fits = self.wants_rounding and self.row_length % _ALIGNED_ROUNDED == 0
+        return _kernel(f"{self._form}_rounded") if fits else None
+
+    @cached_property
+    def _form(self) -> str:
+        """The format and the kind of scales of groups, as the names of kernels have them."""
         scales = self._parts[1]
-        scaling = "" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}"
-        return _kernel(self.stored + scaling)
+        return self.stored + ("" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}")
 
     @property
     def most_native_rows(self) -> float:
         """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:
             return 0
-        return math.inf if self.always_native or (self.has_scales and self.group is None) else _MOST_ROWS
+        is_same = self.always_native or self.rounds_inputs
+        has_others = self.group is not None or _kernel(f"{self.stored}_many") is not None
+        return math.inf if is_same or not has_others else _MOST_ROWS
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -336,7 +337,7 @@ class StoredWeight(Tensor):
     def computing_in(self, dtype: torch.dtype, parts: Parts | None = None) -> StoredWeight:
         """The same matrix, or one with other `parts`, of another data type."""
         made = self._wrapped(self.stored, parts or self._parts, self.num_rows, self.row_length, dtype, self._in_tiles)
-        made.always_native = self.always_native
+        made.always_native, made.wants_rounding = self.always_native, self.wants_rounding
         return made
 
     def _of_expert(self, expert: int) -> StoredWeight:

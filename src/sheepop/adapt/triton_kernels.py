@@ -6,8 +6,33 @@ numbers exactly; scales multiply the float32 sums.
 
 # mypy: ignore-errors
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
+from torch import Tensor
+
+_ROWS = 32  # of weights in a program
+
+
+def product(
+    x: Tensor, numbers: Tensor, scales: Tensor, offsets: Tensor | None, bias: Tensor | None, *, is_int4: bool
+) -> Tensor:
+    """Computes ``x W^T + b`` for x (..., K), which has few rows, and the parts of a stored weight W (N, K)."""
+    num_rows, length = len(numbers), x.shape[-1]
+    rows = x.reshape(-1, length).contiguous()
+    y = x.new_empty(len(rows), num_rows)
+    # The kernels multiply tiles of at least 16 rows.
+    most = max(16, 1 << (len(rows) - 1).bit_length())
+    kernel, weights, sizes = row_product, [numbers, scales], {"STEP": 128}
+    if is_int4:
+        kernel, sizes = int4_product, {"HALF": numbers.shape[-1] // scales.shape[-1], "OFFSET": offsets is not None}
+        weights.append(scales if offsets is None else offsets)
+    kernel[(-(-num_rows // _ROWS),)](
+        *(rows, *weights, scales if bias is None else bias, y, len(rows), length, num_rows),
+        **{"MOST": most, "ROWS": _ROWS, "BIASED": bias is not None, **sizes},
+    )
+    return y.view(*x.shape[:-1], num_rows)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sheepop.cli.options import Device, Dtype, Json, Quiet, make_console, print_json
+from sheepop.cli.options import Activations, Device, Dtype, Json, Quiet, make_console, print_json
 from sheepop.core.errors import UsageError
 
 
@@ -22,6 +22,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for each measurement.")] = 10.0,
     device: Device = None,
     dtype: Dtype = None,
+    activations: Activations = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -41,11 +42,20 @@ def bench(
     if model is not None:
         if name != "generate" or preset is not None:
             raise UsageError("A model is measured by 'sheepop bench generate MODEL', without --preset.")
-        result = bench_model(model, seconds=seconds, device=device or "auto", dtype=dtype, console=console)
+        result = bench_model(
+            model,
+            seconds=seconds,
+            device=device or "auto",
+            dtype=dtype,
+            activations=activations or "exact",
+            console=console,
+        )
         text = render_model_bench(result)
     else:
-        if dtype is not None:
-            raise UsageError("--dtype is for a model. Without one, every suitable precision is measured.")
+        if dtype is not None or activations is not None:
+            raise UsageError(
+                "--dtype and --activations are for a model. Without one, every suitable precision is measured."
+            )
         result = bench(name, preset=preset or "llama-4m", seconds=seconds, device=device or "auto", console=console)
         text = render_bench(result)
     if as_json:

@@ -53,6 +53,7 @@ def chat(
     top_p: option.TopP = None,
     seed: option.Seed = None,
     cache_dtype: option.CacheDtype = None,
+    activations: option.Activations = None,
     chat_template: Annotated[
         str | None,
         typer.Option(help="Name of the chat template, if the model has several.", show_default="default"),
@@ -81,7 +82,12 @@ def chat(
     from sheepop.generate.config import requested
 
     config = requested(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, cache_dtype=cache_dtype
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        cache_dtype=cache_dtype,
+        activations=activations,
     )
     console, variables = make_console(quiet=False), template_variables(chat_template_kwargs)
     speaker = _speaker(
@@ -93,6 +99,7 @@ def chat(
         device=device,
         dtype=dtype,
         cache_dtype=cache_dtype,
+        activations=activations,
         chat_template=chat_template,
         variables=variables,
     )
@@ -129,6 +136,7 @@ def _speaker(
     device: str | None,
     dtype: str | None,
     cache_dtype: str | None,
+    activations: str | None,
     chat_template: str | None,
     variables: dict[str, Any] | None,
 ) -> Speaker:
@@ -136,8 +144,8 @@ def _speaker(
     from sheepop.checkpoint.model_source import resolve_model_directory
 
     if model.startswith(("http://", "https://")):
-        if (device, dtype, cache_dtype) != (None, None, None):
-            raise UsageError("A server has its own --device, --dtype and --cache-dtype. Leave them out.")
+        if (device, dtype, cache_dtype, activations) != (None, None, None, None):
+            raise UsageError("A server has its own --device, --dtype, --cache-dtype and --activations. Leave them out.")
         if adapters:
             raise UsageError("A server has its own adapters; choose one with --model NAME. Leave out --adapter.")
         if chat_template is not None:

@@ -13,6 +13,7 @@ from sheepop.cli.arena import arena
 from sheepop.cli.generation_options import TensorParallel
 from sheepop.cli.options import (
     MODEL,
+    Activations,
     Adapter,
     ConfiguredCommand,
     Context,
@@ -98,6 +99,7 @@ def perplexity(
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
+    activations: Activations = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -115,7 +117,7 @@ def perplexity(
       sheepop eval perplexity runs/quickstart --checkpoints --limit 100
     """
     how = _how(
-        output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
+        output, device, dtype, adapter, activations, tensor_parallel, checkpoints=checkpoints, no_record=no_record
     )
 
     def kind(console: Console) -> Evaluate:
@@ -151,6 +153,7 @@ def tasks(
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
+    activations: Activations = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -173,7 +176,7 @@ def tasks(
       sheepop eval tasks runs/chat --tasks requests.jsonl --by http://localhost:8000
     """
     how = _how(
-        output, device, dtype, adapter, checkpoints=checkpoints, no_record=no_record, tensor_parallel=tensor_parallel
+        output, device, dtype, adapter, activations, tensor_parallel, checkpoints=checkpoints, no_record=no_record
     )
     variables = template_variables(chat_template_kwargs, is_read=chat)
 
@@ -214,6 +217,7 @@ def code(
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
+    activations: Activations = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -227,7 +231,7 @@ def code(
 
       sheepop eval code runs/coder --data mbpp.jsonl --samples 20 -k 1 -k 10 --temperature 0.8
     """
-    how = _how(output, device, dtype, adapter, checkpoints=False, no_record=no_record, tensor_parallel=tensor_parallel)
+    how = _how(output, device, dtype, adapter, activations, tensor_parallel, no_record=no_record)
     variables = template_variables(chat_template_kwargs, is_read=chat)
 
     def kind(console: Console) -> Evaluate:
@@ -272,7 +276,7 @@ def compare(
     from sheepop.jobs.evaluation_kinds import compare_models
 
     console = make_console(quiet or as_json)
-    how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
+    how = _how(output, device, dtype, None, no_record=True)
     outcome = compare_models(models, data or (), context, tasks or (), limit, how, console)
     _show(outcome, quiet=quiet, as_json=as_json)
 
@@ -313,7 +317,7 @@ def judge(
     """
     from sheepop.jobs.evaluate import Judging, judge_models
 
-    how = _how(output, device, dtype, None, checkpoints=False, no_record=True)
+    how = _how(output, device, dtype, None, no_record=True)
     variables = template_variables(chat_template_kwargs)
     requested = Judging(data, by, judge_model, api_key, limit, max_new_tokens, temperature, seed, variables, workers)
     outcome = judge_models(models, requested, how, make_console(quiet or as_json))
@@ -328,10 +332,11 @@ def _how(
     device: str | None,
     dtype: str | None,
     adapter: list[Path] | None,
-    *,
-    checkpoints: bool,
-    no_record: bool,
+    activations: Any = None,
     tensor_parallel: int = 1,
+    *,
+    checkpoints: bool = False,
+    no_record: bool,
 ) -> How:
     from sheepop.jobs.evaluate import How
 
@@ -339,6 +344,7 @@ def _how(
         output=output,
         device=device or "auto",
         dtype=dtype,
+        activations=activations or "exact",
         adapters=adapter or (),
         checkpoints=checkpoints,
         records=not no_record,

@@ -60,6 +60,7 @@ def generate(
     draft_model: option.DraftModel = None,
     no_memory: option.NoMemory = False,
     cache_dtype: option.CacheDtype = None,
+    activations: option.Activations = None,
     batch_invariant: option.BatchInvariant = False,
     tensor_parallel: option.TensorParallel = 1,
     apart: option.Apart = False,
@@ -125,6 +126,7 @@ def generate(
         guesses=guesses,
         memory=not no_memory,
         cache_dtype=cache_dtype,
+        activations=activations,
         batch_invariant=batch_invariant,
     )
     if top_logprobs is not None and not as_json:

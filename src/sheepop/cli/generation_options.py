@@ -136,6 +136,13 @@ CacheDtype = Annotated[
     Literal["auto", "int8", "fp8"] | None,
     _speed(help="int8 and fp8 cache keys and values in 8 bits.", show_default="generation.cache_dtype"),
 ]
+Activations = Annotated[
+    Literal["exact", "rounded"] | None,
+    _speed(
+        help="rounded rounds the inputs of products on a CPU: faster, less exact.",
+        show_default="generation.activations",
+    ),
+]
 BatchInvariant = Annotated[bool, _speed("--batch-invariant", help="Each text is bit for bit the same in any batch.")]
 Apart = Annotated[bool, _speed("--apart", help="Run the prompts one by one, not as a batch.")]
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +23,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or mps.", show_default="auto")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.", show_default="as stored")]
+Activations = Annotated[
+    Literal["exact", "rounded"] | None,
+    typer.Option(help="rounded rounds the inputs of products on a CPU: faster, less exact.", show_default="exact"),
+]
 Adapter = Annotated[
     list[Path] | None,
     typer.Option(

@@ -13,6 +13,7 @@ import typer
 
 from sheepop.cli.options import (
     MODEL,
+    Activations,
     Adapter,
     Context,
     Device,
@@ -48,6 +49,7 @@ def score(
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
+    activations: Activations = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +77,13 @@ def score(
     from sheepop.jobs.generate import score as score_with
 
     found, remembered = score_with(
-        model, text, context=context, device=device or "auto", dtype=dtype, adapters=adapter or ()
+        model,
+        text,
+        context=context,
+        device=device or "auto",
+        dtype=dtype,
+        activations=activations or "exact",
+        adapters=adapter or (),
     )
     if as_json:
         with_memory = {} if remembered is None else {"with_memory": {**_summary(remembered), **asdict(remembered)}}

@@ -10,6 +10,7 @@ import typer
 from sheepop.checkpoint.model_source import absolute_source
 from sheepop.cli.options import (
     MODEL,
+    Activations,
     ConfigFile,
     Device,
     Dtype,
@@ -51,6 +52,7 @@ def serve(
         Literal["auto", "int8", "fp8"] | None,
         typer.Option(help="int8 and fp8 cache keys and values in 8 bits.", show_default="server.cache_dtype"),
     ] = None,
+    activations: Activations = None,
     keep_alive: Annotated[
         str | None,
         typer.Option(
@@ -141,7 +143,7 @@ def serve(
         "replicas": replicas, "votes": votes and str(votes), "tensor_parallel": tensor_parallel,
         "log": log and str(log),
         "chat_template": chat_template, "memory_budget": memory_budget,
-        "cache_dtype": cache_dtype,
+        "cache_dtype": cache_dtype, "activations": activations,
         "keep_alive": keep_alive, "adapter_directory": adapter_directory and str(adapter_directory),
         "aliases": _aliased(alias) if alias else None,
         "chat_template_kwargs": template_variables(chat_template_kwargs),

@@ -35,10 +35,13 @@ class Level:
 _AVX2 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI = _AVX512 | {"avx512_vnni"}
-_AMX = _VNNI | {"amx_tile", "amx_bf16", "amx_int8"}
+_BF16 = _VNNI | {"avx512_bf16"}
+_AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 _VNNI_FLAGS = ("-march=x86-64-v4", "-mavx512vnni")
+_BF16_FLAGS = (*_VNNI_FLAGS, "-mavx512bf16")
 LEVELS = (
-    Level("amx", "x86_64", _AMX, (*_VNNI_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
+    Level("amx", "x86_64", _AMX, (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
+    Level("avx512-bf16", "x86_64", _BF16, _BF16_FLAGS),
     Level("avx512-vnni", "x86_64", _VNNI, _VNNI_FLAGS),
     Level("avx512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
     Level("avx2", "x86_64", _AVX2, ("-march=x86-64-v3",)),

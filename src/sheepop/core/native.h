@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -52,6 +53,26 @@ inline float sum(V values) {
     std::memcpy(halves, &values, sizeof(values));
     return sum(halves[0] + halves[1]);
   }
+}
+
+// The sums of four vectors, each to the last bit what `sum` returns.
+inline Floats4 sums(Floats a, Floats b, Floats c, Floats d) {
+#if defined(__AVX512F__)
+  const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+  const __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
+  const __m512 fours = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+  const __m512 pairs = fours + _mm512_permute_ps(fours, 0x4e);
+  const __m512 all = pairs + _mm512_permute_ps(pairs, 0xb1);
+  return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all));
+#elif defined(__AVX2__)
+  const __m256 ab = _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+  const __m256 cd = _mm256_permute2f128_ps(c, d, 0x20) + _mm256_permute2f128_ps(c, d, 0x31);
+  const __m256 pairs = _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+  const Floats8 all = pairs + _mm256_permute_ps(pairs, 0xb1);
+  return Floats4{all[0], all[4], all[2], all[6]};
+#else
+  return Floats4{sum(a), sum(b), sum(c), sum(d)};
+#endif
 }
 
 #ifdef __clang__
@@ -128,6 +149,14 @@ inline float single(uint16_t bits) {
   float value;
   std::memcpy(&value, &wide, sizeof(value));
   return value;
+}
+
+// Calls `work(i)` with the constants 0 to `count`: compilers keep an array in registers if all its indices are constants.
+template <int count, class Work>
+inline __attribute__((always_inline)) void unrolled(const Work& work) {
+  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    (work(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, count>{});
 }
 
 // Divides the items 0 to `count` among threads, at least `least` each; `work(begin, end)` processes one share.

@@ -13,12 +13,14 @@ from sheepop.core.errors import CheckpointError, ConfigError, UsageError
 
 CacheDtype = Literal["auto", "int8", "fp8"]
 """How keys and values are cached."""
+Activations = Literal["exact", "rounded"]
+"""What the kernels of a CPU do with the inputs of products."""
 # The settings that constrain the text.
 GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # The settings that beam search uses.
 _OF_SEARCH = (
     *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
-    *("use_memory", "cache_dtype", "batch_invariant"),
+    *("use_memory", "cache_dtype", "activations", "batch_invariant"),
 )
 # The settings that only sampling uses, with their neutral values.
 _OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
@@ -57,6 +59,7 @@ class Settings(TypedDict, total=False):
     window: bool
     memory: bool
     cache_dtype: CacheDtype | None
+    activations: Activations | None
     batch_invariant: bool
 
 
@@ -206,6 +209,9 @@ class GenerationConfig(Config):
     cache_dtype: CacheDtype = "auto"
     """The data type of cached keys and values: `auto` is that of the network; `int8` and `fp8` (e4m3) have 8 bits, with
     a scale for each head of a token."""
+    activations: Activations = "exact"
+    """The inputs of matrix products on a CPU: `exact` keeps them; `rounded` rounds them to the kind of the weights, as
+    llama.cpp and others do, such as to 8 bits beside integers, which is faster and changes the logits."""
     batch_invariant: bool = False
     """Compute each text independently of other requests, so that batching never changes it. This is slower for prompts,
     and only for decoders on a CPU."""

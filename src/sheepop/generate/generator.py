@@ -10,20 +10,18 @@ from typing import Any
 
 import torch
 
-from sheepop.adapt.lora import adapted_layers
-from sheepop.adapt.native_products import can_be_batch_invariant, with_native_products
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.core.machine import available_memory
-from sheepop.generate.config import CacheDtype, GenerationConfig
+from sheepop.generate.arithmetic import computing
+from sheepop.generate.config import Activations, CacheDtype, GenerationConfig
 from sheepop.generate.constraints import Grammars
 from sheepop.generate.engine import BLOCK_SIZE, Engine
-from sheepop.generate.native_block import prepared, with_native_blocks
+from sheepop.generate.native_block import prepared
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
-from sheepop.generate.runner import is_led
 from sheepop.generate.sampler import Sampler
 from sheepop.generate.updates import TextStream, Update
 from sheepop.model import EncoderDecoder, Transformer
@@ -111,6 +109,7 @@ class Generator:
         networks = (model,) if draft_model is None else (model, draft_model)
         self._weights = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         self._kept: _KeptEngine | None = None
+        self._networks: dict[tuple[bool, Activations], Transformer] = {}
 
     @property
     def model(self) -> Transformer:
@@ -140,7 +139,8 @@ class Generator:
         """Continues every prompt, a text or a list of token ids; returns completions in the order of the prompts.
 
         For an encoder-decoder a prompt is a source and the completion its target. `config` is one for all prompts or
-        one for each; these must agree in `num_beams`, `cache_dtype` and `batch_invariant`.
+        one for each; these must agree in `num_beams`, `cache_dtype`, `activations` and
+        `batch_invariant`.
 
         The text of prompt i is a function of (model, prompt, config, seed, i). It does not change, up to rounding, if
         prompts run together, one after another (`batched` False), or on several ranks, which all return all
@@ -220,7 +220,8 @@ class Generator:
         needed = max(request.width * -(-request.longest // BLOCK_SIZE) for request in requests)
         # CUDA graphs read the memory in which they were captured.
         places = [weight.data_ptr() for weight in self._weights if not isinstance(weight, StoredWeight)]
-        kind = (max_sequences, guesses, config.cache_dtype, config.batch_invariant, *places)
+        arithmetic = config.cache_dtype, config.activations, config.batch_invariant
+        kind = (max_sequences, guesses, *arithmetic, *places)
         self._refresh()
         versions, kept = self._versions(), self._kept
         if (
@@ -240,6 +241,7 @@ class Generator:
             max_sequences=max_sequences,
             max_waiting=len(requests),
             cache_dtype=config.cache_dtype,
+            activations=config.activations,
             batch_invariant=config.batch_invariant,
             guesses=guesses,
             least=needed,
@@ -269,7 +271,7 @@ class Generator:
                 f"{len(prompts)} prompts were given with {len(configs)} configurations. Give one for all, or one per "
                 "prompt."
             )
-        for name in ("num_beams", "cache_dtype", "batch_invariant"):
+        for name in ("num_beams", "cache_dtype", "activations", "batch_invariant"):
             if len({getattr(each, name) for each in configs}) > 1:
                 raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
         drawn = secrets.randbits(32)
@@ -329,6 +331,7 @@ class Generator:
         max_tokens: int | None = None,
         cache_bytes: int | None = None,
         cache_dtype: CacheDtype = "auto",
+        activations: Activations = "exact",
         batch_invariant: bool = False,
         guesses: int = 0,
         least: int = 0,
@@ -343,7 +346,7 @@ class Generator:
             cache_bytes = free_memory(self.model.device) // 2
         cache_bytes -= self._state_bytes(guesses, max_sequences)
         return Engine.build(
-            self._invariant_model if batch_invariant else self.model,
+            self._computing(batch_invariant, activations),
             self._sampler,
             num_blocks=max(least, min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, cache_dtype))),
             max_sequences=max_sequences,
@@ -356,30 +359,12 @@ class Generator:
             memory=self.memory,
         )
 
-    @cached_property
-    def _invariant_model(self) -> Transformer:
-        """The network with kernels whose result for a row does not depend on the other rows."""
-        if is_led(self.model):
-            raise UsageError(
-                "batch_invariant does not work with a model that is split over several processes, because its matrix "
-                "products depend on the other rows. Leave one of them out."
-            )
-        if adapted_layers(self.model):
-            raise UsageError(
-                "batch_invariant does not work with an unmerged adapter, because its matrix products depend on the "
-                "other rows. Leave it out, or merge the adapter."
-            )
-        if self.model.config.gated_delta_net is not None:
-            raise UsageError(
-                "batch_invariant does not work with a Gated DeltaNet, whose results depend on the chunks in which a "
-                "text was read. Leave it out."
-            )
-        if self.model.config.architecture != "decoder" or not can_be_batch_invariant(self.model):
-            raise UsageError(
-                "batch_invariant needs a decoder without latent attention, whose matrices have rows of a multiple of "
-                "16, on a CPU for which there are native kernels (see sheepop doctor). Leave it out."
-            )
-        return with_native_blocks(with_native_products(self.model, always=True).eval())
+    def _computing(self, batch_invariant: bool, activations: Activations) -> Transformer:
+        kind = batch_invariant, activations
+        if kind not in self._networks:
+            self._networks[kind] = computing(self.model, batch_invariant=batch_invariant, activations=activations)
+        self._refresh()
+        return self._networks[kind]
 
     def _bytes_per_block(self, guesses: int, cache_dtype: CacheDtype) -> int:
         models = self._models(guesses)

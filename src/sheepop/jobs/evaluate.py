@@ -28,6 +28,7 @@ from sheepop.evaluate.report import ModelResults, read_report, write_report
 from sheepop.evaluate.results import Compared, Evaluation, compare, scores_of
 from sheepop.evaluate.verdicts import judged
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.config import Activations
 from sheepop.jobs.generate import Loader, load_generator
 from sheepop.jobs.run.record import find_corpus, view_run_config
 from sheepop.model.corpus_memory import CorpusMemory
@@ -79,6 +80,8 @@ Evaluate = Callable[[Subject], Sequence[Evaluation]]
 class How:
     """How models are loaded, and where the results go.
 
+    Rounded `activations` show what rounding the inputs of products costs.
+
     `checkpoints` evaluates every checkpoint of a run instead of its best one. `records` writes the scores into the
     model directories: ``provenance.json`` and the model card. `tensor_parallel` is the number of processes that each
     model is split over. `requested` is shown in the report.
@@ -87,6 +90,7 @@ class How:
     output: Path | None = None
     device: str = "auto"
     dtype: str | None = None
+    activations: Activations = "exact"
     adapters: Sequence[str | Path] = ()
     checkpoints: bool = False
     records: bool = True
@@ -127,7 +131,13 @@ def run_evaluations(
         )
     output, results = output_of(how), list[ModelResults]()
     ranks.connect(how.device)
-    load = Loader(how.adapters, device=how.device, dtype=how.dtype, tensor_parallel=how.tensor_parallel)
+    load = Loader(
+        how.adapters,
+        device=how.device,
+        dtype=how.dtype,
+        activations=how.activations,
+        tensor_parallel=how.tensor_parallel,
+    )
     try:
         for place in found_models(models, console, checkpoints=how.checkpoints):
             console.info(f"Evaluating {place.name}")
@@ -137,7 +147,7 @@ def run_evaluations(
             evaluations = list(evaluate(Subject(place, generator, memory)))
             results.append(ModelResults(place.name, evaluations, place.about()))
             generator.close()
-            if how.records and not how.adapters and ranks.is_first:
+            if how.records and not how.adapters and how.activations == "exact" and ranks.is_first:
                 _record(place.directory, evaluations, console)
     except BaseException:
         if results and ranks.is_first:

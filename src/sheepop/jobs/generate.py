@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sheepop.checkpoint import LoadedModel, load_model, with_adapters
@@ -11,20 +12,27 @@ from sheepop.checkpoint.lazy_tensor import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
-from sheepop.generate.config import model_defaults
+from sheepop.generate.arithmetic import computing
+from sheepop.generate.config import Activations, model_defaults
 from sheepop.generate.text_score import Score, score_text
 from sheepop.model import EncoderDecoder, Transformer
 
 
 def load_adapted(
-    model: str | Path, adapters: Sequence[str | Path] = (), *, device: str = "auto", dtype: str | None = None
+    model: str | Path,
+    adapters: Sequence[str | Path] = (),
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    activations: Activations = "exact",
 ) -> LoadedModel:
     """Loads a model with the sum of `adapters`; raises `CheckpointError` for an adapter that does not fit.
 
-    Floats are used by memory map.
+    Floats are used by memory map. A model with rounded `activations` is not for training.
     """
     loaded = load_model(model, resolve_device(device), dtype_named(dtype), mapped=True)
-    return with_adapters(loaded, adapters) if adapters else loaded
+    loaded = with_adapters(loaded, adapters) if adapters else loaded
+    return replace(loaded, model=computing(loaded.model, activations=activations))
 
 
 class Loader:
@@ -36,11 +44,14 @@ class Loader:
         *,
         device: str = "auto",
         dtype: str | None = None,
+        activations: Activations = "exact",
         tensor_parallel: int = 1,
     ) -> None:
+        if tensor_parallel > 1 and activations != "exact":
+            raise UsageError("--activations and --tensor-parallel cannot be combined. Leave one of them out.")
         if tensor_parallel > 1 and adapters:
             raise UsageError("--adapter and --tensor-parallel cannot be combined. Leave one of them out.")
-        self._adapters, self._device, self._dtype = adapters, device, dtype
+        self._adapters, self._device, self._dtype, self._activations = adapters, device, dtype, activations
         self._followers = None
         if tensor_parallel > 1:
             # It loads torch's compiler, which takes a second and which one process does not need.
@@ -52,7 +63,9 @@ class Loader:
         """Loads a model; raises as `load_adapted` does, and `ConfigError` for a model that cannot be split."""
         if self._followers is not None:
             return self._followers.load(Path(model), dtype_named(self._dtype))
-        return load_adapted(model, self._adapters, device=self._device, dtype=self._dtype)
+        return load_adapted(
+            model, self._adapters, device=self._device, dtype=self._dtype, activations=self._activations
+        )
 
 
 def load_generator(
@@ -61,6 +74,7 @@ def load_generator(
     device: str = "auto",
     dtype: str | None = None,
     draft_model: str | Path | None = None,
+    activations: Activations = "exact",
     adapters: Sequence[str | Path] = (),
     tensor_parallel: int = 1,
 ) -> Generator:
@@ -69,7 +83,8 @@ def load_generator(
     `dtype` names the dtype to compute in; None keeps that of the stored weights. The weights of `adapters` are added.
     `tensor_parallel` is the number of processes that the model is split over.
     """
-    loaded = Loader(adapters, device=device, dtype=dtype, tensor_parallel=tensor_parallel)(model)
+    load = Loader(adapters, device=device, dtype=dtype, activations=activations, tensor_parallel=tensor_parallel)
+    loaded = load(model)
     draft = None if draft_model is None else load_draft(draft_model, loaded, dtype)
     defaults = model_defaults(loaded.generation, str(loaded.directory / GENERATION))
     return Generator(
@@ -136,13 +151,14 @@ def score(
     context: int | None = None,
     device: str = "auto",
     dtype: str | None = None,
+    activations: Activations = "exact",
     adapters: Sequence[str | Path] = (),
 ) -> tuple[Score, Score | None]:
     """Loads a model with `adapters` and scores how well it predicts `text`, token by token; see `score_text`.
 
     The second score is that with the model's memory of its training text, None if it has none or `adapters` are given.
     """
-    loaded = load_adapted(model, adapters, device=device, dtype=dtype)
+    loaded = load_adapted(model, adapters, device=device, dtype=dtype, activations=activations)
     alone = score_text(loaded.model, loaded.tokenizer, text, context=context)
     if adapters or loaded.memory is None:
         return alone, None

@@ -17,6 +17,8 @@ from sheepop.core.facts import counted
 from sheepop.core.random import numpy_generator
 from sheepop.core.speed import matrix_peak, read_bandwidth, share_of_peak, synchronize
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.arithmetic import rounds_inputs
+from sheepop.generate.config import Activations
 from sheepop.generate.engine import BLOCK_SIZE, Engine
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.jobs.generate import load_generator
@@ -63,7 +65,13 @@ class _Measured:
 
 
 def bench_model(
-    path: str | Path, *, seconds: float, device: str, dtype: str | None, console: Console
+    path: str | Path,
+    *,
+    seconds: float,
+    device: str,
+    dtype: str | None,
+    activations: Activations = "exact",
+    console: Console,
 ) -> dict[str, Any]:
     """Measures reading a prompt, and decoding 1, 8 and 32 texts, for about `seconds` each; returns plain data.
 
@@ -71,7 +79,7 @@ def bench_model(
     limits the speed. Tokens are random, because the time does not depend on them. Raises `UsageError` for a model that
     does not continue texts, or whose context is too short.
     """
-    generator = load_generator(path, device=device, dtype=dtype)
+    generator = load_generator(path, device=device, dtype=dtype, activations=activations)
     model = generator.model
     if not generator.continues_prompts or model.config.max_seq_len < 2 * _PROMPT:
         raise UsageError(f"{path} cannot be measured: this benchmark needs a decoder with a context of {2 * _PROMPT}.")
@@ -88,6 +96,7 @@ def bench_model(
         "model": str(path),
         "device": device,
         "threads": torch.get_num_threads(),
+        "activations": "rounded" if rounds_inputs(model) else "exact",
         "weight_bytes": weight_bytes(model.parameters()),
         "bandwidth": bandwidth,
         "peak": peak,
@@ -99,8 +108,8 @@ def render_model_bench(result: dict[str, Any]) -> str:
     """The measurements as a table."""
     lines = [
         f"{result['model']} ({result['weight_bytes'] / 1e9:.2f} GB of weights) on {result['device']}, "
-        f"{counted(result['threads'], 'thread')}: reads {result['bandwidth'] / 1e9:.1f} GB/s, computes "
-        f"{result['peak'] / 1e9:,.0f} GFLOP/s",
+        f"{counted(result['threads'], 'thread')}, {result['activations']} inputs of products: reads "
+        f"{result['bandwidth'] / 1e9:.1f} GB/s, computes {result['peak'] / 1e9:,.0f} GFLOP/s",
         f"{'work':<8} {'texts':>5} {'sampling':<9} {'tokens/s':>9} {'ms':>8} {'bandwidth':>9} {'arithmetic':>10}  wall",
     ]
     for row in result["results"]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from sheepop.core.config import Config, PathText
-from sheepop.generate.config import CacheDtype
+from sheepop.generate.config import Activations, CacheDtype
 
 _LONGEST = 64  # characters of a duration
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -103,6 +103,8 @@ class ServerConfig(Config):
     of what the weights leave of `memory_budget`."""
     cache_dtype: CacheDtype = "auto"
     """The data type of cached keys and values; see `generation.cache_dtype`."""
+    activations: Activations = "exact"
+    """The inputs of matrix products on a CPU, exact or rounded; see `generation.activations`."""
     batch_invariant: bool = False
     """Compute each text independently of other requests; see `generation.batch_invariant`."""
     guesses: int = Field(default=0, ge=0, le=64)

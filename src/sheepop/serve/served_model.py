@@ -17,6 +17,7 @@ from sheepop.checkpoint.adapted import ADDED
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.errors import TokenizerError, UsageError
 from sheepop.generate import GenerationConfig, Generator
+from sheepop.generate.arithmetic import computing
 from sheepop.generate.config import model_defaults
 from sheepop.generate.engine import BLOCK_SIZE
 from sheepop.generate.request import Request, read_prompt
@@ -59,7 +60,7 @@ class ServedModel:
         self.tokenizer, chosen = loaded.tokenizer, config.chat_template
         source = None if chosen is None else named_template(chosen, loaded.tokenizer)
         self.generator = Generator(
-            loaded.model,
+            computing(loaded.model, activations=config.activations),
             loaded.tokenizer,
             end_ids=(*loaded.end_ids, *ends_of_turns(chosen, loaded.tokenizer)),
             defaults=model_defaults(loaded.generation, str(loaded.directory / GENERATION)),

@@ -210,18 +210,43 @@ def test_a_matrix_unlike_those_of_the_other_blocks_is_named() -> None:
     assert causes(**other, update_beside_others=[80.0] * 3) == []
 
 
-def test_a_batch_far_below_its_noise_scale_is_named_with_a_better_size() -> None:
-    """Noise 640 over signal 10 is a scale of 64 rows, four times the batch."""
-    noise = [640.0, 650.0, 630.0, 640.0, 645.0, 635.0, 640.0, 640.0]
-    (found,) = advice_of(rows(gradient_noise=noise, gradient_signal=[10.0] * 8))
+NOISE = [640.0, 650.0, 630.0, 640.0, 645.0, 635.0, 640.0, 640.0]
+
+
+def timed(fixed: float, of_row: float, **columns: list[Any]) -> list[dict[str, Any]]:
+    """Eight measurements of 16 rows at a noise scale of 64, surely 63.7; a step takes `fixed` + `of_row` x its rows."""
+    few, many = [fixed + 2 * of_row] * 8, [fixed + 8 * of_row] * 8
+    times = {"timed_rows": [2] * 8, "seconds_of_rows": few, "seconds_of_four_times": many}
+    return rows(**{"gradient_noise": NOISE, "gradient_signal": [10.0] * 8, **times, **columns})
+
+
+def test_a_batch_below_its_noise_scale_is_no_fault_where_a_step_takes_as_long_as_it_has_rows() -> None:
+    """As long as 4 rows beside its own: sqrt(64 x 4) = 16 rows are best, and 16 are those of the run."""
+    assert advice_of(timed(0.004, 0.001)) == []
+    assert advice_of(timed(0.0, 0.001)) == []
+    assert causes(gradient_noise=NOISE, gradient_signal=[10.0] * 8) == []  # several micro-batches are not timed
+
+
+def test_a_batch_is_too_small_where_every_step_takes_as_long_as_many_rows() -> None:
+    """As long as 64: sqrt(64 x 64) = 64 are best. 16 take (1 + 4)(64 + 16) = 400, 64 take (1 + 1)(64 + 64) = 256."""
+    (found,) = advice_of(timed(0.064, 0.001))
     assert found.cause == BATCH and found.changes == {"training.global_batch_size": 64}
-    assert "noise scale is 64 rows" in found.words
-    falling = rows(gradient_noise=noise, gradient_signal=[10.0] * 8, learning_rate=[0.1] * 5 + [0.04] * 3)
-    assert advice_of(falling) == []  # too few measurements are left
-    assert causes(gradient_noise=[value / 2.5 for value in noise], gradient_signal=[10.0] * 8) == []
+    assert "64 rows take 1.6 times as long, and the gradient's noise scale is 64 rows (" in found.words
+    assert "the same loss comes in 64% of the time or less" in found.words
+    # As long as 16 rows: 32 are best, which take (1 + 2)(16 + 32) = 144 instead of (1 + 4)(16 + 16) = 160.
+    assert advice_of(timed(0.016, 0.001)) == []
+    # No row takes time: half as many steps are half of the time, and no more than four times the rows are advised.
+    assert advice_of(timed(0.064, 0.0))[0].changes == {"training.global_batch_size": 64}
+    slow = [0.9, 0.066, *[0.9] * 6]  # other programs have kept the machine busy
+    assert advice_of(timed(0.064, 0.001, seconds_of_rows=slow))[0].words == found.words
+
+
+def test_an_uncertain_noise_scale_gives_no_advice_on_the_batch() -> None:
+    assert advice_of(timed(0.064, 0.001, learning_rate=[0.1] * 3 + [0.04] * 5)) == []  # too few measurements are left
+    assert advice_of(timed(0.064, 0.001, gradient_noise=[value / 4 for value in NOISE])) == []  # 16 rows
     scattered = [0.0, 0.0, 60.0, -25.0, 70.0, -35.0, 0.0, -10.0]  # the mean is 10 again, but may be far larger
-    assert causes(gradient_noise=noise, gradient_signal=scattered) == []
-    assert noise_scale_of(rows(gradient_noise=noise[:3], gradient_signal=[10.0] * 3)) is None
+    assert advice_of(timed(0.064, 0.001, gradient_signal=scattered)) == []
+    assert noise_scale_of(rows(gradient_noise=NOISE[:3], gradient_signal=[10.0] * 3)) is None
 
 
 def test_large_scores_dead_heads_and_dead_units_are_named() -> None:

@@ -8,6 +8,11 @@ import pytest
 import torch
 
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale
+from sheepop.interpret.control.watching import noise_row
+from sheepop.model import ModelConfig, build_model
+from sheepop.train.tensor_batch import TensorBatch
+
+from .conftest import SMALL
 
 DEVIATION, WIDTH = 3.0, 50
 
@@ -53,3 +58,18 @@ def test_noise_without_signal_has_no_upper_bound() -> None:
     assert NoiseScale.of([NoiseSample(10.0, 1.0)]) == NoiseScale(10.0, 0.0, math.inf)
     with pytest.raises(ValueError, match="at least 2 pieces"):
         NoiseSample.of([[torch.ones(1)]], rows=1)
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "passes"),
+    [([16], [2] * 8 + [2, 8]), ([2], [1, 1, 1, 4]), ([8, 8], [2] * 8), ([1], [])],
+)
+def test_a_few_rows_of_a_step_are_timed_beside_four_times_as_many(micro_batches: list[int], passes: list[int]) -> None:
+    """After the passes for the noise. A step of several micro-batches is not timed."""
+    model, sizes = build_model(ModelConfig(**SMALL), seed=0).eval(), list[int]()
+    ids = [torch.randint(0, 128, (rows, 5)) for rows in micro_batches]
+    batches = [TensorBatch({"input_ids": each}, each, slice(None)) for each in ids]
+    model.layers[0].register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    row = noise_row(model, batches, "cpu")
+    assert sizes == passes
+    assert ("timed_rows" in row) == (len(micro_batches) == 1 and micro_batches != [1])

@@ -3,8 +3,8 @@
 //
 // W (N, K) is float32, bfloat16 or float16 here, whose numbers are exact in float32, in which the sums are computed;
 // `integers.cpp` has the integers. A row of y is the same to the last bit whatever the other rows of x are, and however
-// many threads share the work; few and many rows are summed in different orders. With AMX, many rows of x meet bfloat16
-// as sums of three bfloat16, which is exact.
+// many threads share the work. With AMX, many rows of x meet bfloat16 as sums of three bfloat16, which is exact, but
+// summed in another order. `rounded` kernels round x to bfloat16, too.
 
 #include <algorithm>
 #include <vector>
@@ -17,20 +17,42 @@ namespace {
 constexpr int64_t kPanel = 48;                   // rows of W that stay in the cache while x passes
 constexpr int64_t kWork = 1 << 15;               // weights that are worth a thread
 constexpr int kTotals = kLanes == 16 ? 24 : 12;  // as many as a processor has registers for
-constexpr int kInputs = kLanes == 16 ? 8 : 4;    // rows of x at a time
 constexpr int kRows = 8;                         // of W at a time, at most
 constexpr int64_t kAhead = 24 << 10;             // bytes that are on their way from memory
-// Of many rows of x, so many at a time meet so many vectors of rows of W, and columns whose weights stay in the cache.
-constexpr int kMany = kLanes == 16 ? 8 : 6;
-constexpr int kVectors = kLanes == 16 ? 3 : 2;
-constexpr int kTile = kVectors * kLanes;
-constexpr int64_t kDepth = 1024;
-constexpr int kBlock = 16;  // columns that are arranged at a time
 
+// Weights of a type that meet inputs in float32.
 template <class T>
+struct Exact {
+  using Weight = T;
+  using Input = float;
+  static constexpr int kStep = kLanes;                   // columns that meet at once
+  static constexpr int kInputs = kLanes == 16 ? 6 : 4;  // rows of x at a time
+  static Floats weights(const T* from) { return read(from); }
+  static Floats inputs(const float* from) { return load<Floats>(from); }
+  static Floats add(Floats total, Floats input, Floats weight) { return multiply_add(total, input, weight); }
+};
+
+#ifdef __AVX512BF16__
+
+// Weights and inputs in bfloat16; a lane adds the products of two adjacent columns at once.
+struct Rounded {
+  using Weight = BFloat16;
+  using Input = BFloat16;
+  static constexpr int kStep = 2 * kLanes, kInputs = 8;
+  static __m512bh weights(const BFloat16* from) { return load<__m512bh>(from); }
+  static __m512bh inputs(const BFloat16* from) { return load<__m512bh>(from); }
+  static Floats add(Floats total, __m512bh input, __m512bh weight) { return _mm512_dpbf16_ps(total, input, weight); }
+};
+
+#endif
+
+template <class Numbers>
 struct Tiles {
+  using T = typename Numbers::Weight;
+  using Input = typename Numbers::Input;
+  static constexpr int kInputs = Numbers::kInputs, kStep = Numbers::kStep;
   const T* weights;     // (N, K)
-  const float* inputs;  // (M, K)
+  const Input* inputs;  // (M, K)
   const float* bias;    // (N,), or null
   float* out;           // (M, N)
   int64_t M, K, N;
@@ -38,25 +60,29 @@ struct Tiles {
   // R rows of weights from n on, times B rows of inputs from m on.
   template <int R, int B>
   void tile(int64_t n, int64_t m) const {
-    Floats totals[R][B] = {};
-    constexpr int64_t kBytes = R * kLanes * sizeof(T);  // of weights in a step
+    Floats totals[R * B];
+    unrolled<R * B>([&](auto i) { totals[i] = Floats{}; });
+    constexpr int64_t kBytes = R * kStep * sizeof(T);  // of weights in a step
     const int64_t size = R * K;
     // A later tile, which is fetched in the order of memory.
     const T *row = weights + n * K, *later = row + size * (1 + kAhead / (size * sizeof(T)));
-    for (int64_t k = 0; k < K; k += kLanes, later += R * kLanes) {
-      Floats w[R];
-      for (int r = 0; r < R; r++) w[r] = read(row + r * K + k);
+    for (int64_t k = 0; k < K; k += kStep, later += R * kStep) {
+      decltype(Numbers::weights(row)) w[R];
+      unrolled<R>([&](auto r) { w[r] = Numbers::weights(row + r * K + k); });
       for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(later) + i, 0, 2);
-      for (int b = 0; b < B; b++) {
-        const Floats part = load<Floats>(inputs + (m + b) * K + k);
-        for (int r = 0; r < R; r++) totals[r][b] = multiply_add(totals[r][b], part, w[r]);
-      }
+      unrolled<B>([&](auto b) {
+        const auto part = Numbers::inputs(inputs + (m + b) * K + k);
+        unrolled<R>([&](auto r) { totals[r * B + b] = Numbers::add(totals[r * B + b], part, w[r]); });
+      });
     }
+    float found[R * B];
+    unrolled<R * B / 4>([&](auto four) {
+      constexpr int i = 4 * four;
+      store(found + i, sums(totals[i], totals[i + 1], totals[i + 2], totals[i + 3]));
+    });
+    unrolled<R * B % 4>([&](auto i) { found[R * B / 4 * 4 + i] = sum(totals[R * B / 4 * 4 + i]); });
     for (int b = 0; b < B; b++)
-      for (int r = 0; r < R; r++) {
-        const float value = sum(totals[r][b]);
-        out[(m + b) * N + n + r] = bias ? value + bias[n + r] : value;
-      }
+      for (int r = 0; r < R; r++) out[(m + b) * N + n + r] = bias ? found[r * B + b] + bias[n + r] : found[r * B + b];
   }
 
   // The rows of weights from `begin` to `end`, times B rows of inputs from m on, or the last ones where fewer are left.
@@ -71,54 +97,9 @@ struct Tiles {
     for (; n < end; n++) tile<1, B>(n, m);
   }
 
-  void few(int64_t begin, int64_t end) const {
+  void multiply(int64_t begin, int64_t end) const {
     for (int64_t panel = begin; panel < end; panel += kPanel)
       for (int64_t m = 0; m < M; m += kInputs) across<kInputs>(panel, std::min(end, panel + kPanel), m);
-  }
-
-  // Arranges `rows` rows of weights from n on as columns of kTile floats, `depth` of them from k on; missing rows are 0.
-  void arrange(int64_t n, int64_t rows, int64_t k, int64_t depth, float* to) const {
-    for (int64_t i = 0; i < depth; i += kBlock)
-      for (int64_t r = 0; r < kTile; r++) {
-        float part[kBlock] = {};
-        for (int j = 0; r < rows && j < kBlock; j += kLanes) store(part + j, read(weights + (n + r) * K + k + i + j));
-        for (int j = 0; j < kBlock; j++) to[(i + j) * kTile + r] = part[j];
-      }
-  }
-
-  // Adds the products of B rows of inputs from m on with arranged weights to `out`, or stores them if k is 0.
-  template <int B>
-  void columns(const float* arranged, int64_t n, int64_t rows, int64_t m, int64_t k, int64_t depth) const {
-    if constexpr (B > 1) {
-      if (M - m < B) return columns<B - 1>(arranged, n, rows, m, k, depth);
-    }
-    Floats totals[B][kVectors] = {};
-    const float* x = inputs + m * K + k;
-    for (int64_t i = 0; i < depth; i++) {
-      Floats w[kVectors];
-      for (int j = 0; j < kVectors; j++) w[j] = load<Floats>(arranged + i * kTile + j * kLanes);
-      for (int b = 0; b < B; b++) {
-        const Floats same = spread<Floats>(x[b * K + i]);
-        for (int j = 0; j < kVectors; j++) totals[b][j] = multiply_add(totals[b][j], same, w[j]);
-      }
-    }
-    for (int b = 0; b < B; b++) {
-      float part[kTile];
-      for (int j = 0; j < kVectors; j++) store(part + j * kLanes, totals[b][j]);
-      float* y = out + (m + b) * N + n;
-      for (int64_t r = 0; r < rows; r++) y[r] = part[r] + (k ? y[r] : bias ? bias[n + r] : 0.f);
-    }
-  }
-
-  void many(int64_t begin, int64_t end) const {
-    thread_local std::vector<float> arranged;
-    arranged.resize(kTile * kDepth);
-    for (int64_t n = begin; n < end; n += kTile)
-      for (int64_t k = 0; k < K; k += kDepth) {
-        const int64_t rows = std::min<int64_t>(kTile, end - n), depth = std::min(kDepth, K - k);
-        arrange(n, rows, k, depth, arranged.data());
-        for (int64_t m = 0; m < M; m += kMany) columns<kMany>(arranged.data(), n, rows, m, k, depth);
-      }
   }
 };
 
@@ -223,19 +204,22 @@ class Products {
 
 }  // namespace
 
-#define MULTIPLY(name, T, part)                                                                                      \
+template <class Numbers>
+Tiles<Numbers> tiles_of(const Linear& linear, const void* inputs, float* y, int64_t M) {
+  return {static_cast<const typename Numbers::Weight*>(linear.weights),
+          static_cast<const typename Numbers::Input*>(inputs), linear.bias, y, M, linear.K, linear.N};
+}
+
+#define MULTIPLY(name, Numbers)                                                                                \
   void multiply_##name(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) {  \
-    Tiles<T>{static_cast<const T*>(linear->weights), static_cast<const float*>(inputs), linear->bias, y, M,          \
-             linear->K, linear->N}                                                                                   \
-        .part(begin, end);                                                                                           \
+    tiles_of<Numbers>(*linear, inputs, y, M).multiply(begin, end);                                                       \
   }
 
 extern "C" {
 
-MULTIPLY(float32, float, few)
-MULTIPLY(bfloat16, BFloat16, few)
-MULTIPLY(float16, Float16, few)
-MULTIPLY(float32_many, float, many)
+MULTIPLY(float32, Exact<float>)
+MULTIPLY(bfloat16, Exact<BFloat16>)
+MULTIPLY(float16, Exact<Float16>)
 #ifdef __AMX_BF16__
 void round_bfloat16_many(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
   Planes{static_cast<char*>(memory), M, K}.split(x, m);
@@ -244,10 +228,14 @@ void multiply_bfloat16_many(const Linear* linear, const void* inputs, float* y, 
   const Planes planes{static_cast<char*>(const_cast<void*>(inputs)), M, linear->K};
   Products(*linear, planes, y).multiply(begin, end);
 }
-#else
-MULTIPLY(bfloat16_many, BFloat16, many)
 #endif
-MULTIPLY(float16_many, Float16, many)
+#ifdef __AVX512BF16__
+void round_bfloat16_rounded(const float* x, int64_t m, void* memory, int64_t, int64_t K) {
+  auto* to = static_cast<BFloat16*>(memory) + m * K;
+  for (int64_t k = 0; k < K; k += kLanes) store(to + k, _mm512_cvtneps_pbh(load<Floats>(x + k)));
+}
+MULTIPLY(bfloat16_rounded, Rounded)
+#endif
 
 // y (M, N) = x W^T + b.
 void run_linear(const Linear* linear, const float* x, float* y, int64_t M, int64_t threads) {

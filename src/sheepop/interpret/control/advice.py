@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import dropwhile, groupby, takewhile
 from typing import Any
 
@@ -31,7 +31,10 @@ _FAR = 10**0.5
 _LASTING = 8  # paths since the rate was highest
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
 _LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
-_TIMES_TOO_SMALL = 2.0
+# A batch is named as too small if another one reaches the same loss in four fifths of the time, by the lower end of the
+# noise scale's interval: it is then about three times too small.
+_SOONER = 1.25
+_MOST_ROWS = 4  # times the batch, because the time of far more rows is not known from that of few
 _FEWEST_BATCHES = 4  # for an interval of the noise scale
 _MANY_UNITS = 0.5
 # Times the median of the other blocks. Healthy runs reach 1.9, and 12 with plain descent (bench/control_faults.py).
@@ -62,17 +65,14 @@ def advice_of(rows: Sequence[Row]) -> list[Advice]:
 def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
     """The noise scale in rows while the rate was high; None if there are too few measurements.
 
-    The beginning is left out, because the scale grows as the loss falls, and the end, because a falling rate averages
-    the noise as a larger batch does.
+    It grows as the loss falls. A batch serves the whole run, so the beginning counts, with its large signal. The end is
+    left out, because a falling rate averages the noise as a larger batch does.
     """
-    samples = [NoiseSample(row["gradient_noise"], row["gradient_signal"]) for row in _rows_of_noise(rows)]
-    return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
-
-
-def _rows_of_noise(rows: Sequence[Row]) -> list[Row]:
     keys = ("learning_rate", "gradient_noise", "gradient_signal")
     measured = [row for row in rows if all(number(row.get(key)) is not None for key in keys)]
-    return [row for row in measured[len(measured) // 4 :] if row["learning_rate"] >= _highest(measured) / 2]
+    high = [row for row in measured if row["learning_rate"] >= _highest(measured) / 2]
+    samples = [NoiseSample(row["gradient_noise"], row["gradient_signal"]) for row in high]
+    return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
 
 
 def _rate(rows: Sequence[Row]) -> Advice | None:
@@ -205,20 +205,46 @@ def _unlike(rows: Sequence[Row]) -> Advice | None:
 
 
 def _batch(rows: Sequence[Row]) -> Advice | None:
-    scale = noise_scale_of(rows)
-    if scale is None:
+    """A batch with which a loss takes longer than with a larger one.
+
+    Steps of b rows must be ``1 + n / b`` times as many as without noise, at the noise scale n, and take as long as
+    ``b + f`` rows, of which f rows are the time that every step takes. The product of both is least at ``sqrt(n f)``
+    rows. A batch below n alone is no fault: each of its rows teaches as much as in a larger one, which needs fewer
+    steps but more rows for the same loss (McCandlish et al. 2018).
+    """
+    scale, step = noise_scale_of(rows), seconds_of_step(rows)
+    if scale is None or step is None:
         return None
-    size = rows[-1]["batch_rows"]
-    if scale.low < size or scale.rows < _TIMES_TOO_SMALL * size:
+    (fixed, of_row), size = step, rows[-1]["batch_rows"]
+    soonest = math.sqrt(scale.low * fixed / of_row) if of_row else math.inf
+    best = power_of_two(min(scale.low, soonest, _MOST_ROWS * size))
+
+    def seconds(rows: int) -> float:
+        return (1 + scale.low / rows) * (fixed + of_row * rows)
+
+    if best <= size or seconds(size) < _SOONER * seconds(best):
         return None
-    high = "no upper bound" if scale.high == math.inf else f"at most {scale.high:,.0f}"
-    wanted = power_of_two(scale.low if scale.rows == math.inf else scale.rows)
+    longer = (fixed + of_row * best) / (fixed + of_row * size)
     words = (
-        f"Steps of {size:,} rows are mostly noise: the gradient's noise scale is {_written(scale.rows)} rows (at least "
-        f"{scale.low:,.0f}, {high}). With training.global_batch_size={wanted} fewer steps reach the same loss, and the "
-        "rate may be higher; where a step takes as long as it has rows, the run does not end sooner."
+        f"Steps of {size:,} rows are too small for this machine: {best:,} rows take {longer:.1f} times as long, and "
+        f"the gradient's noise scale is {scale.words}. With training.global_batch_size={best} the same loss comes in "
+        f"{seconds(best) / seconds(size):.0%} of the time or less, with fewer steps and perhaps a higher rate."
     )
-    return Advice(BATCH, _rows_of_noise(rows)[0]["step"], words, {"training.global_batch_size": wanted})
+    return Advice(BATCH, rows[0]["step"], words, {"training.global_batch_size": best})
+
+
+def seconds_of_step(rows: Sequence[Row]) -> tuple[float, float] | None:
+    """The seconds that a step takes however few rows it has, and those of each row; None if steps were not timed.
+
+    The least of several times is the one that other programs disturbed least.
+    """
+    timed = [row for row in rows if "timed_rows" in row]
+    if not timed:
+        return None
+    few, many = (min(row[key] for row in timed) for key in ("seconds_of_rows", "seconds_of_four_times"))
+    count = timed[0]["timed_rows"]
+    of_row = max(0.0, many - few) / (3 * count)
+    return max(0.0, few - count * of_row), of_row
 
 
 def _scores(rows: Sequence[Row]) -> Advice | None:
@@ -226,7 +252,7 @@ def _scores(rows: Sequence[Row]) -> Advice | None:
         "Scores of {attention_logit_at} reach {attention_logit:,.0f} {when}, so that its attention is all or nothing "
         "and learns no more: set model.qk_norm to head, or lower the rate of this layer by an entry of training.layers."
     )
-    return _lasting(rows, "attention_logit", _LARGE_SCORE, Advice(SCORES, 0, words, {"model.qk_norm": "head"}))
+    return _lasting(rows, "attention_logit", _LARGE_SCORE, SCORES, words, {"model.qk_norm": "head"})
 
 
 def _units(rows: Sequence[Row]) -> Advice | None:
@@ -234,16 +260,17 @@ def _units(rows: Sequence[Row]) -> Advice | None:
         "{dead_units:.0%} of the units of {dead_units_at} are 0 on all tokens {when}: lower training.learning_rate, or "
         "choose an activation that is not flat below 0, such as gelu or swiglu."
     )
-    return _lasting(rows, "dead_units", _MANY_UNITS, Advice(UNITS, 0, words, {"training.learning_rate": 0.5}))
+    return _lasting(rows, "dead_units", _MANY_UNITS, UNITS, words, {"training.learning_rate": 0.5})
 
 
-def _lasting(rows: Sequence[Row], key: str, least: float, advice: Advice) -> Advice | None:
-    """The advice with the step and the numbers of a stretch whose `key` is at least `least`; None if there is none."""
+def _lasting(
+    rows: Sequence[Row], key: str, least: float, cause: str, words: str, changes: Mapping[str, Any]
+) -> Advice | None:
+    """Advice with the step and the numbers of a stretch whose `key` is at least `least`; None if there is none."""
     streak = _streak(rows, key, least)
     if not streak:
         return None
-    words = advice.words.format(**streak[-1], when=_when(streak, rows))
-    return replace(advice, step=streak[0]["step"], words=words)
+    return Advice(cause, streak[0]["step"], words.format(**streak[-1], when=_when(streak, rows)), changes)
 
 
 def _heads(rows: Sequence[Row]) -> Advice | None:
@@ -287,10 +314,6 @@ def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:
     if first == last:
         return f"at step {first:,}"
     return f"since step {first:,}" if streak[-1] is rows[-1] else f"from step {first:,} to {last:,}"
-
-
-def _written(rows: float) -> str:
-    return "more than can be told in" if rows == math.inf else f"{rows:,.0f}"
 
 
 def power_of_two(rows: float) -> int:

@@ -72,18 +72,7 @@ class Analyses:
         self, prompt: Text, settings: GenerationConfig | None = None, *, length: int = 48, pairs: int = 8, seed: int = 0
     ) -> Decode:
         """The closed loop of generation after a prompt, by default with the usual settings; see `decode`."""
-        point = self.at(prompt)
-        settings = settings or GenerationConfig()
-        return decode(
-            point.model,
-            self.tokenizer,
-            point.trace.token_ids,
-            settings,
-            point.notes,
-            length=length,
-            pairs=pairs,
-            seed=seed,
-        )
+        return decode(self.at(prompt), settings or GenerationConfig(), length=length, pairs=pairs, seed=seed)
 
     def writing(
         self, prompt: Text, settings: GenerationConfig | None = None, *, length: int = 48, seed: int = 0

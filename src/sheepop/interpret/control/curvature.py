@@ -85,7 +85,7 @@ def num_labels(batch: TensorBatch) -> int:
     return max(1, int((batch.labels != IGNORE_INDEX).sum()))
 
 
-def rows_of(batch: TensorBatch, chosen: slice) -> TensorBatch:
+def rows_of(batch: TensorBatch, chosen: slice | list[int]) -> TensorBatch:
     """Some rows of a batch."""
     return TensorBatch({name: rows[chosen] for name, rows in batch.inputs.items()}, batch.labels[chosen], slice(None))
 

@@ -37,7 +37,6 @@ from sheepop.interpret.control.operating_point import OperatingPoint, plain_copy
 from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.model import Transformer
 from sheepop.report.palette import TRAIN, VALIDATION
-from sheepop.tokenizer import Tokenizer
 
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
 PENALTIES = (1.1, 1.3)
@@ -188,85 +187,60 @@ class Decode(Finding):
 
 @torch.no_grad()
 def decode(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    token_ids: Sequence[int],
-    settings: GenerationConfig,
-    notes: Sequence[str],
-    *,
-    length: int = 48,
-    pairs: int = 8,
-    seed: int = 0,
+    point: OperatingPoint, settings: GenerationConfig, *, length: int = 48, pairs: int = 8, seed: int = 0
 ) -> Decode:
-    """Analyses generation after a prompt with these settings; `model` is the plain copy of an operating point.
+    """Analyses generation after the prompt of an operating point with these settings.
 
     It writes at most `length` tokens, as far as the context has room, and compares texts in `pairs` trials. Raises
     `UsageError` for a prompt that leaves no room for at least two tokens.
     """
-    length = room_behind(model, token_ids, length)
+    model, tokenizer, prompt = point.model, point.trace.tokenizer, list(point.trace.token_ids)
+    length = room_behind(model, prompt, length)
+    written = _written(point, settings, length, seed)
+    text, (changed, position) = [*prompt, *written], changed_prompt(model, prompt)
     generator = torch.Generator().manual_seed(seed)
-    config = settings.replace(max_new_tokens=length, seed=seed)
-    (written,) = Generator(model, tokenizer).generate([list(token_ids)], config)
-    text = [*token_ids, *written.token_ids]
-    changed, position = changed_prompt(model, token_ids)
-    first, second = (torch.tensor(ids, device=model.device) for ids in (list(token_ids), changed))
-
     together = survival(
         lambda texts_BT: model(texts_BT, logits_to_keep=1)[:, -1],
-        first,
-        second,
+        *(torch.tensor(ids, device=model.device) for ids in (prompt, changed)),
         steps=length,
         pairs=pairs,
         generator=generator,
         warp=lambda logits_BV: warped(logits_BV, [settings] * len(logits_BV)),
     )
-    phrase, repeats = repeated_phrase(model, token_ids, written.token_ids)
-    temperatures = sorted({*TEMPERATURES} - {settings.temperature})
+    phrase, repeats = repeated_phrase(model, prompt, written)
+    others = [settings.replace(temperature=each) for each in TEMPERATURES if each != settings.temperature]
     trials = [
         settings,
-        *(settings.replace(temperature=t) for t in temperatures if t > settings.temperature),
+        *(each for each in others if each.temperature > settings.temperature),
         *(settings.replace(repetition_penalty=penalty) for penalty in PENALTIES),
-        *(settings.replace(temperature=t) for t in temperatures if t < settings.temperature),
+        *(each for each in others if each.temperature < settings.temperature),
     ]
     logits_TV = model(torch.tensor([text], device=model.device))[0]
     entropies = []
     for temperature in sorted({*TEMPERATURES, settings.temperature} - {0.0}):
         entropy_T, slope_T = entropy_and_slope(logits_TV, temperature)
         entropies.append(Entropy(temperature, float(entropy_T.mean()), float(slope_T.mean())))
-    decay, exponent, more = _exactly(model, text, [*changed, *written.token_ids], position, settings, generator, length)
-    return Decode(
-        (*notes, *more),
-        text,
-        tokenizer.decode(text),
-        tokenizer.decode(phrase),
-        settings,
-        decay,
-        together,
-        exponent,
-        find_loop(written.token_ids),
-        repeat_chances(model, list(token_ids), phrase, trials, repeats),
-        entropies,
-    )
-
-
-def _exactly(
-    model: Transformer,
-    text: Sequence[int],
-    changed: Sequence[int],
-    position: int,
-    settings: GenerationConfig,
-    generator: torch.Generator,
-    steps: int,
-) -> tuple[ForcedDecay, Exponent | None, tuple[str, ...]]:
-    """What needs a copy of the network in float64, which takes twice the memory and so is not kept."""
+    # A copy in float64 takes twice the memory and is not kept.
     exact, _ = plain_copy(model, torch.float64)
-    decay = _forced(model, exact, text, changed, position)
+    forced, exponent, notes = _forced(model, exact, text, [*changed, *written], position), None, point.notes
     try:
         soft = SoftLoop(exact, settings.temperature or 1.0)
     except UsageError as error:
-        return decay, None, (str(error),)
-    state = soft.state(torch.tensor(text[-_WINDOW:], device=model.device))
-    return decay, lyapunov_exponent(soft, state, generator, steps=steps, settling=len(state)), ()
+        notes = *notes, str(error)
+    else:
+        state = soft.state(torch.tensor(text[-_WINDOW:], device=model.device))
+        exponent = lyapunov_exponent(soft, state, generator, steps=length, settling=len(state))
+    chances = repeat_chances(model, prompt, phrase, trials, repeats)
+    said, repeated = tokenizer.decode(text), tokenizer.decode(phrase)
+    loop = find_loop(written)
+    return Decode(notes, text, said, repeated, settings, forced, together, exponent, loop, chances, entropies)
+
+
+def _written(point: OperatingPoint, settings: GenerationConfig, length: int, seed: int) -> Sequence[int]:
+    """The tokens that the model writes after the prompt."""
+    config = settings.replace(max_new_tokens=length, seed=seed)
+    (found,) = Generator(point.model, point.trace.tokenizer).generate([list(point.trace.token_ids)], config)
+    return found.token_ids
 
 
 def room_behind(model: Transformer, prompt: Sequence[int], length: int) -> int:
@@ -345,17 +319,15 @@ def written_tokens(
     model, tokenizer, prompt = point.model, point.trace.tokenizer, point.trace.token_ids
     length = room_behind(model, prompt, length)
     texts = torch.tensor([prompt, changed_prompt(model, prompt)[0]], device=model.device)
-    config = settings.replace(max_new_tokens=length, seed=seed)
-    (whole,) = Generator(model, tokenizer).generate([list(prompt)], config)
-    equal = 1.0
-    for count, token_id in enumerate(whole.token_ids, 1):
+    written, equal = _written(point, settings, length, seed), 1.0
+    for count, token_id in enumerate(written, 1):
         with torch.no_grad():
             logits_BV = model(texts, logits_to_keep=1)[:, -1]
             entropy, _ = entropy_and_slope(logits_BV[0], settings.temperature or 1.0)
             p, q = (each.double().softmax(-1) for each in warped(logits_BV, [settings] * 2))
         equal *= float(coincidence(p, q)[token_id] / p[token_id]) if p[token_id] > 0 else 0.0
         texts = torch.cat((texts, texts.new_full((2, 1), token_id)), 1)
-        phrase, repeats = repeated_phrase(model, prompt, whole.token_ids[:count])
+        phrase, repeats = repeated_phrase(model, prompt, written[:count])
         (chances,) = repeat_chances(model, prompt, phrase, [settings], repeats)
         yield WrittenToken(
             token_id,

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sheepop.core.facts import counted
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -72,6 +74,16 @@ class NoiseScale:
             error = math.sqrt((count - 1) / count * sum((each - mean) ** 2 for each in without))
         low, high = inverse + _ERRORS * error, inverse - _ERRORS * error
         return cls(_inverted(inverse), 1 / low if low > 0 else 0.0, _inverted(high))
+
+    @property
+    def words(self) -> str:
+        """The scale and its interval: ``64 rows (40 rows to no bound)``."""
+        return f"{in_rows(self.rows)} ({in_rows(self.low)} to {in_rows(self.high)})"
+
+
+def in_rows(rows: float) -> str:
+    """A number of rows in words."""
+    return "no bound" if rows == math.inf else counted(round(rows), "row")
 
 
 def _square(gradient: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from sheepop.core.facts import counted
 from sheepop.interpret.control.advice import NEAR_LIMIT, power_of_two
 from sheepop.interpret.control.curvature import (
     HessianProducts,
@@ -24,7 +23,7 @@ from sheepop.interpret.control.curvature import (
 )
 from sheepop.interpret.control.finding import Finding, columns, data_of, said
 from sheepop.interpret.control.layers import LayerHealth
-from sheepop.interpret.control.noise import NoiseSample, NoiseScale
+from sheepop.interpret.control.noise import NoiseSample, NoiseScale, in_rows
 from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.model import Transformer
 from sheepop.report.palette import TRAIN, VALIDATION
@@ -323,10 +322,10 @@ class NoiseFinding(Finding):
     def table(self) -> list[str]:
         """The scale, its interval and the batch."""
         rows = [
-            ("Noise scale", _rows(self.scale.rows)),
-            ("At least", _rows(self.scale.low)),
-            ("At most", _rows(self.scale.high)),
-            ("Batch of the run", _rows(self.batch_rows)),
+            ("Noise scale", in_rows(self.scale.rows)),
+            ("At least", in_rows(self.scale.low)),
+            ("At most", in_rows(self.scale.high)),
+            ("Batch of the run", in_rows(self.batch_rows)),
             ("Batches measured", f"{len(self.samples)}"),
         ]
         return columns(("Gradient", ""), rows)
@@ -334,19 +333,23 @@ class NoiseFinding(Finding):
     def sentences(self) -> list[str]:
         """Whether the batch is too small or larger than it needs to be."""
         scale, size = self.scale, self.batch_rows
-        interval = f"{_rows(scale.low)} to {_rows(scale.high)}"
         if scale.rows == math.inf:
             return [
-                f"The signal is lost in the noise of these batches: the noise scale is at least {_rows(scale.low)}."
+                f"The signal is lost in the noise of these batches: the noise scale is at least {in_rows(scale.low)}."
             ]
         wanted = power_of_two(scale.rows)
         if size < scale.low:
-            verdict = f"is smaller: steps are mostly noise, and one of {_rows(wanted)} needs fewer for the same loss"
+            verdict = (
+                f"is smaller: one of {in_rows(wanted)} needs fewer steps for the same loss, but more rows, since each "
+                "teaches less"
+            )
         elif size > scale.high:
-            verdict = f"is larger than it need be: one of {_rows(wanted)} learns about as much in a step, for less work"
+            verdict = (
+                f"is larger than it need be: one of {in_rows(wanted)} learns about as much in a step, for less work"
+            )
         else:
             verdict = "is about as large, which is a good size"
-        return [f"The noise scale is {_rows(scale.rows)} ({interval}). The batch of {size:,} {verdict}."]
+        return [f"The noise scale is {scale.words}. The batch of {size:,} {verdict}."]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain data."""
@@ -360,7 +363,3 @@ class NoiseFinding(Finding):
 def shown_share(share: float) -> str:
     """A share of a limit with two digits."""
     return f"{share:.2f}" if share >= 0.01 else f"{share:.1g}"
-
-
-def _rows(rows: float) -> str:
-    return "no bound" if rows == math.inf else counted(round(rows), "row")

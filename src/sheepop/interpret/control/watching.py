@@ -7,6 +7,7 @@ one that is not watched.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.random import torch_generator
+from sheepop.core.speed import synchronize
 from sheepop.interpret.config import AnalysisConfig
 from sheepop.interpret.control.advice import advice_of
 from sheepop.interpret.control.curvature import num_labels, rows_of, summed_loss
@@ -37,6 +39,7 @@ _LARGEST_SHARE = 0.03  # of a run that an analysis may cost, unless its interval
 _PATHS, _FEWEST_STEPS = 20, 10
 # Passes through the network for one row: forward 1, backward 2; a second derivative goes back through both.
 _STEP, _PRODUCT, _TURN = 3, 6, 15
+_FEW = 8  # the part of a step's rows whose time is compared with that of four times as many
 # Passes in separate operations take longer than those of a step.
 _EAGER = 1.5
 
@@ -51,7 +54,7 @@ def cost_in_steps(config: AnalysisConfig, batch_rows: int, micro_rows: int) -> f
     rows = rows_measured(config, batch_rows, micro_rows)
     passes = {
         "sharpness": _EAGER * rows * (_STEP + _PRODUCT * ITERATIONS) + rows * _TURN,
-        "noise": batch_rows * _STEP,
+        "noise": (1 + 5 / _FEW) * batch_rows * _STEP,
         "layers": _EAGER * rows,
     }
     return sum(passes[name] for name in config.quantities) / (batch_rows * _STEP)
@@ -116,9 +119,7 @@ class TrainingAnalysis:
                     self._path = None
                     row["loss_behind"], row["loss_ahead"] = (loss_at(place) - loss_at(1.0) for place in (0.5, 1.5))
             if "noise" in self.config.quantities:
-                sample = noise_sample(model, batches)
-                if sample is not None:
-                    row |= {"gradient_noise": sample.noise, "gradient_signal": sample.signal}
+                row |= noise_row(model, batches, device)
             if "layers" in self.config.quantities:
                 row |= layers_row(model, batch, before, update)
         self._advise({"step": step, "split": "analysis", **row})
@@ -165,6 +166,29 @@ def noise_sample(model: Transformer, batches: Sequence[TensorBatch]) -> NoiseSam
     pieces = min(PIECES, total)
     rows = next(size for size in range(common, 0, -1) if common % size == 0 and total // size >= pieces)
     return NoiseSample.of(_gradients(model, batches, rows), rows)
+
+
+def noise_row(model: Transformer, batches: Sequence[TensorBatch], device: str) -> dict[str, float]:
+    """The noise and the signal of the gradient, and the seconds that one takes of a few rows and of four times as many.
+
+    A step of several micro-batches is not timed: more rows come in further ones, so that its time is in proportion.
+    """
+    sample = noise_sample(model, batches)
+    if sample is None:
+        return {}
+    found: dict[str, float] = {"gradient_noise": sample.noise, "gradient_signal": sample.signal}
+    if len(batches) > 1:
+        return found
+    count = len(batches[0].labels)
+    found["timed_rows"] = few = max(1, count // _FEW)
+    for key, rows in (("seconds_of_rows", few), ("seconds_of_four_times", 4 * few)):
+        batch = rows_of(batches[0], [row % count for row in range(rows)])
+        synchronize(device)
+        started = time.perf_counter()
+        next(_gradients(model, [batch], rows))
+        synchronize(device)
+        found[key] = time.perf_counter() - started
+    return found
 
 
 def _gradients(model: Transformer, batches: Sequence[TensorBatch], rows: int) -> Iterator[Sequence[Tensor]]:
