@@ -31,7 +31,8 @@ def by_hand(
     out = torch.zeros(rows, heads, values.numbers.shape[-1], dtype=torch.float64)
     for row, head in product(range(rows), range(heads)):
         scores, found = [], []
-        first, last = int(metadata.first_positions[row]), int(metadata.last_positions[row])
+        last = int(metadata.last_positions[row])
+        first = 0 if metadata.window is None else max(0, last - metadata.window + 1)
         for position in range(first, last + 1):
             block, offset = int(metadata.block_table[row, position // SIZE]), position % SIZE
             key, value = (
@@ -64,7 +65,6 @@ def test_every_token_attends_to_its_positions(kind: dict[str, int], stored: torc
     draws = torch.Generator().manual_seed(2)
     heads, kv_heads = kind["heads"], kind["kv_heads"]
     lasts = torch.tensor([0, 5, 70, 211])
-    firsts = (lasts - kind["window"] + 1).clamp(min=0) if "window" in kind else torch.zeros_like(lasts)
     table = torch.randperm(4 * 80, generator=draws).view(4, 80)
 
     def drawn(width: int) -> KVBlocks:
@@ -78,8 +78,8 @@ def test_every_token_attends_to_its_positions(kind: dict[str, int], stored: torc
     keys, values = drawn(kind["width"]), drawn(kind["value_width"])
     q_RHC = torch.randn(4, heads, kind["width"], generator=draws).to(DEVICE)
     nothing = torch.empty(0)
-    table, firsts, lasts = (x.to(DEVICE) for x in (table, firsts, lasts))
-    metadata = AttentionMetadata(nothing, table, firsts, lasts, (nothing, nothing), kind.get("window"))
+    table, lasts = table.to(DEVICE), lasts.to(DEVICE)
+    metadata = AttentionMetadata(nothing, table, lasts, (nothing, nothing), kind.get("window"))
     sinks = torch.randn(heads, generator=draws).to(DEVICE) if "sinks" in kind else None
     slopes = torch.rand(heads, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
     score = Score(kind.get("scale"), kind.get("cap"), sinks)
@@ -102,14 +102,13 @@ def test_tiles_of_tokens_attend_as_tokens_alone_do(kind: dict[str, int], stored:
         x_NKC = torch.randn(78 * SIZE, 2, 8, generator=draws).to(DEVICE)
         blocks.store((slots[0].to(DEVICE), slots[1].to(DEVICE)), x_NKC)
     lasts = torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
-    firsts = (lasts - kind["window"] + 1).clamp(min=0) if "window" in kind else torch.zeros_like(lasts)
     sequences = torch.arange(3).repeat_interleave(torch.tensor(counts))
     q_RHC = torch.randn(28, 6, 8, generator=draws).to(DEVICE)
     sinks = torch.randn(6, generator=draws).to(DEVICE) if "sinks" in kind else None
     slopes = torch.rand(6, generator=draws).to(DEVICE) / 10 if "sloped" in kind else None
     score, nothing = Score(None, kind.get("cap"), sinks), torch.empty(0)
-    firsts, lasts, tables = (x.to(DEVICE) for x in (firsts, lasts, tables))
-    rest = firsts, lasts, (nothing, nothing), kind.get("window")
+    lasts, tables = lasts.to(DEVICE), tables.to(DEVICE)
+    rest = lasts, (nothing, nothing), kind.get("window")
     tiled = AttentionMetadata(nothing, tables, *rest, torch.tensor(tiles).to(DEVICE))
     found = attend_by_triton(q_RHC, *made, tiled, score, slopes)
     expected = by_hand(q_RHC, *made, AttentionMetadata(nothing, tables[sequences.to(DEVICE)], *rest), score, slopes)

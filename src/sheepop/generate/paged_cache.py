@@ -126,7 +126,7 @@ class PagedCache(LatentCache):
 
     Latent attention stores its shared rotary keys as the keys of one head, and its latents as the values.
     `num_blocks` has one count per kind of `reaches_of`. Up to `lookahead` tokens may be dropped after a pass. If
-    `batch_invariant`, each token attends alone.
+    `batch_invariant`, tokens of small networks attend in the CPU's kernel too, in which none depends on the others.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class PagedCache(LatentCache):
         return self._tails[place]
 
     def prepare(self, kind: AttentionKind) -> Attending:
-        """Prepares the attention of the pass in the layers of `kind`: one kernel per long chunk, one for the others."""
+        """Prepares the attention of the pass in the layers of `kind`."""
         number = self._kind_of_window[kind.window]
         if self.static is not None:
             metadata = self.static.metadata[number]
