@@ -213,8 +213,8 @@ class GenerationConfig(Config):
     """The inputs of matrix products on a CPU: `exact` keeps them; `rounded` rounds them to the kind of the weights, as
     llama.cpp and others do, such as to 8 bits beside integers, which is faster and changes the logits."""
     batch_invariant: bool = False
-    """Compute each text independently of other requests, so that batching never changes it. This is slower for prompts,
-    and only for decoders on a CPU."""
+    """Compute each text independently of other requests, so that batching never changes it. This is slower for prompts
+    on some processors, and only for decoders on a CPU."""
     on_overflow: Literal["refuse", "slide", "window"] = "refuse"
     """When the context is full: `refuse` refuses a prompt that fills it and ends the text there; `slide` refuses such a
     prompt too, but drops the oldest tokens and continues; `window` also truncates the prompt."""
