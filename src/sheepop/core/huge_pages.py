@@ -17,24 +17,36 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def move_to_huge_pages(tensors: Iterable[Tensor]) -> threading.Thread | None:
-    """Asks Linux to move large tensors on the CPU into huge pages, in a thread of its own, which is returned.
+    """Asks Linux to move tensors on the CPU into huge pages, in a thread of its own, which is returned.
 
     Their content and addresses stay. Where the system has no such pages to give, nothing changes.
     """
-    large = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.nbytes >= 2 * _HUGE]
-    if not large or sys.platform != "linux":
+    parts = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if sum(tensor.nbytes for tensor in parts) < 2 * _HUGE or sys.platform != "linux":
         return None
-    thread = threading.Thread(target=_move, args=(large,), name="huge pages", daemon=True)
+    thread = threading.Thread(target=_move, args=(parts,), name="huge pages", daemon=True)
     thread.start()
     return thread
 
 
 def _move(tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        begin = -(-tensor.data_ptr() // _HUGE) * _HUGE
-        size = (tensor.data_ptr() + tensor.nbytes) // _HUGE * _HUGE - begin
-        for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
-            _madvise()(begin, size, advice)
+    """Moves tensors whose neighbours are near together with them, or alone if something between them cannot move."""
+    own = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
+    spans = [[own[0]]]
+    for each in own[1:]:
+        if each[0] - spans[-1][-1][1] < _HUGE:
+            spans[-1].append(each)
+        else:
+            spans.append([each])
+    for span in spans:
+        if not _moved(span[0][0], span[-1][1]):
+            for begin, end in span:
+                _moved(begin, end)
+
+
+def _moved(begin: int, end: int) -> bool:
+    begin, end = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
+    return begin < end and all(_madvise()(begin, end - begin, each) == 0 for each in (_MADV_HUGEPAGE, _MADV_COLLAPSE))
 
 
 @cache
