@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Tests that run kernels of every kind on sizes of every kind.
 TESTS = (
     *("adapt/test_stored_weight.py", "adapt/test_rounded_products.py"),
-    *("generate/test_native_block.py", "generate/test_half_precision.py"),
+    *("generate/test_native_attention.py", "generate/test_native_block.py", "generate/test_half_precision.py"),
 )
 BEYOND = """
 #include "native.h"
