@@ -58,7 +58,7 @@ def test_undoing_the_order_gives_the_text_back(text: str, seed: int, rate: float
 def test_decoding_the_tokens_and_undoing_the_order_gives_the_text_back(
     directory: str, tokenizer: Tokenizer, text: str, seed: int, spm_rate: float
 ):
-    encoder = DocumentEncoder(directory, Infilling(FimConfig(rate=1, spm_rate=spm_rate), seed))
+    encoder = DocumentEncoder(directory, tokenizer.fingerprint(), Infilling(FimConfig(rate=1, spm_rate=spm_rate), seed))
     document = Document.of(text, "a.py", 0, kind="code")
     ((ids, num_bytes),) = encoder([document.stored()])
     assert num_bytes == len(text.encode("utf-8")) and ids.dtype == np.uint32
@@ -129,14 +129,14 @@ def test_the_two_orders_of_a_worked_example():
 
 def test_only_code_is_reordered_and_others_have_the_tokens_they_had(directory: str, tokenizer: Tokenizer):
     documents = [Document.of(CODE, "a", 0, kind=kind).stored() for kind in ("prose", "table", "chat")]
-    encoder = DocumentEncoder(directory, Infilling(FimConfig(rate=1), 1))
+    encoder = DocumentEncoder(directory, tokenizer.fingerprint(), Infilling(FimConfig(rate=1), 1))
     for ids, _ in encoder(documents):
         assert ids.tolist() == [*tokenizer.encode(CODE), tokenizer.eos_id]
 
 
 def test_text_that_looks_like_a_sentinel_is_no_sentinel(directory: str, tokenizer: Tokenizer):
     text = "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>c"
-    encoder = DocumentEncoder(directory, Infilling(FimConfig(rate=1), 2))
+    encoder = DocumentEncoder(directory, tokenizer.fingerprint(), Infilling(FimConfig(rate=1), 2))
     ((ids, _),) = encoder([Document.of(text, "a.py", 0, kind="code").stored()])
     sentinels = sentinel_ids(tokenizer)
     assert [int((ids == token_id).sum()) for token_id in sentinels.values()] == [1, 1, 1]
@@ -144,17 +144,26 @@ def test_text_that_looks_like_a_sentinel_is_no_sentinel(directory: str, tokenize
 
 def test_no_infilling_gives_the_tokens_it_always_gave(directory: str, tokenizer: Tokenizer):
     document = Document.of(CODE, "a.py", 0, kind="code").stored()
-    ((plain, _),) = DocumentEncoder(directory)([document])
-    ((off, _),) = DocumentEncoder(directory, Infilling(FimConfig(rate=0), 1))([document])
+    ((plain, _),) = DocumentEncoder(directory, tokenizer.fingerprint())([document])
+    ((off, _),) = DocumentEncoder(directory, tokenizer.fingerprint(), Infilling(FimConfig(rate=0), 1))([document])
     assert plain.tolist() == off.tolist() == [*tokenizer.encode(CODE), tokenizer.eos_id]
 
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(), ByteLevelBPE.train(["ab"], 260)])
 def test_a_tokenizer_without_the_sentinels_is_refused_with_a_remedy(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path)
-    encoder = DocumentEncoder(str(tmp_path), Infilling(FimConfig(rate=0.5), 1))
+    encoder = DocumentEncoder(str(tmp_path), tokenizer.fingerprint(), Infilling(FimConfig(rate=0.5), 1))
     with pytest.raises(TokenizerError, match=r"lacks <\|fim_prefix\|>.* Leave out tokenizer\.path.*rate=0"):
         encoder([Document.of("x", "a.py", 0, kind="code").stored()])
+
+
+def test_a_tokenizer_at_the_place_of_another_one_is_read(tmp_path: Path):
+    """As after a run was deleted and another one trained to the same directory by one process."""
+    document = Document.of(CODE, "a.py", 0, kind="code").stored()
+    for tokenizer in (CharTokenizer(), ByteLevelBPE.train([CODE], 300), CharTokenizer()):
+        tokenizer.save(tmp_path)
+        ((ids, _),) = DocumentEncoder(str(tmp_path), tokenizer.fingerprint())([document])
+        assert ids.tolist() == [*tokenizer.encode(CODE), tokenizer.eos_id]
 
 
 @pytest.mark.parametrize("setting", [{"rate": -0.1}, {"rate": 1.1}, {"spm_rate": 2}, {"rat": 0.5}])

@@ -250,7 +250,8 @@ class _Build:
         unknown_id = tokenizer.special_id("unk")
         if unknown_id == tokenizer.special_id("eos"):  # as in GPT-2, which knows every byte
             unknown_id = None
-        encode = Encode(self.gathered, DocumentEncoder(str(self.corpus / TOKENIZER), infilling), dtype.str, unknown_id)
+        encoder = DocumentEncoder(str(self.corpus / TOKENIZER), tokenizer.fingerprint(), infilling)
+        encode = Encode(self.gathered, encoder, dtype.str, unknown_id)
         megabytes = [self._gathered(bucket)["bytes"] / 1e6 for bucket in range(num_buckets)]
         run_pass(self.engine, self.encoded, encode, megabytes, self.console, "Tokenizing", is_light=True)
         splits: dict[str, Any] = {}

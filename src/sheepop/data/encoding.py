@@ -82,10 +82,11 @@ class DocumentEncoder:
 
     Documents, but not pairs, begin with the tokenizer's prefix, such as ``<bos>``, if it has one. `infilling` reorders
     documents of code. The encoder holds only a path, so it can be sent to worker processes; each loads the tokenizer
-    once.
+    once. Its `fingerprint` tells it from one that was in the same directory before.
     """
 
     tokenizer_directory: str
+    fingerprint: str
     infilling: Infilling | None = None
 
     def __call__(self, documents: list[StoredDocument]) -> list[tuple[NDArray[np.uint32], int]]:
@@ -94,7 +95,7 @@ class DocumentEncoder:
         Raises `TokenizerError` if the tokenizer lacks ``<eos>``, ``<bos>`` (for pairs) or the sentinels (for
         `infilling`), or if it encodes text of a pair as ``<eos>``.
         """
-        tokenizer = _load(self.tokenizer_directory)
+        tokenizer = _load(self.tokenizer_directory, self.fingerprint)
         eos_id = tokenizer.eos_id
         ids = sentinel_ids(tokenizer) if self.infilling is not None else {}
         read = [document.document() for document in documents]
@@ -121,4 +122,6 @@ class DocumentEncoder:
         return [*tokenizer.prefix_ids, *(part if isinstance(part, str) else ids[part] for part in parts)]
 
 
-_load = functools.lru_cache(maxsize=1)(load_tokenizer)
+@functools.lru_cache(maxsize=1)
+def _load(directory: str, _fingerprint: str) -> Tokenizer:
+    return load_tokenizer(directory)
