@@ -41,9 +41,9 @@ def wants_native_kernels(model: Transformer) -> bool:
 def with_native_products(model: Transformer, *, always: bool = False, rounded: bool = False) -> Transformer:
     """Returns a copy that shares memory and whose matrices use the native kernels; it is not for training.
 
-    Products of many rows use PyTorch's kernels, which are faster for them, unless `always` is set. With `rounded`, the
+    Products of many rows use another kernel where one is faster, unless `always` is set. With `rounded`, the
     inputs of products are rounded to the kind of the weights where a kernel does that; so are those of copies of it.
-    Large matrices move into huge pages meanwhile.
+    Matrices move into huge pages meanwhile.
 
     If all matrices of a model in 16 bits have kernels, the copy computes in float32: its matrices and embeddings share
     the memory of the original, its other weights are copies, and its cache has the original's data type.

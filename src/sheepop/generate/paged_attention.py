@@ -104,10 +104,8 @@ class StaticPass:
         self._tables = [np.full((count, width), spare, np.int64) for spare in spare_blocks]
         self._on_device = torch.from_numpy(self._numbers).to(device)
         self.input_ids, self.device_positions = self._on_device[0][:, None], self._on_device[1]
-        rows, tiles = (
-            torch.arange(count, device=device),
-            torch.from_numpy(self._tiles) if device.type == "cpu" else None,
-        )
+        rows = torch.arange(count, device=device)
+        tiles = torch.from_numpy(self._tiles) if device.type == "cpu" else None
         self.metadata = []
         for kind, (window, numbers) in enumerate(zip(windows, self._tables, strict=True)):
             table = torch.from_numpy(numbers).to(device)

@@ -93,7 +93,7 @@ def _square(gradient: Sequence[Tensor]) -> Tensor:
 
 
 def _inverse(samples: Sequence[NoiseSample]) -> float:
-    """Signal over noise, whose error is far more even than that of noise over signal."""
+    """Returns the signal divided by the noise, whose error is more symmetric than that of its inverse."""
     noise = sum(sample.noise for sample in samples)
     return sum(sample.signal for sample in samples) / noise if noise > 0 else math.inf
 

@@ -50,7 +50,7 @@ def rows_measured(config: AnalysisConfig, batch_rows: int, micro_rows: int) -> i
 
 
 def cost_in_steps(config: AnalysisConfig, batch_rows: int, micro_rows: int) -> float:
-    """The cost of one measurement in training steps, by count of passes."""
+    """Returns the cost of one measurement in training steps, from the number of passes that it takes."""
     rows = rows_measured(config, batch_rows, micro_rows)
     passes = {
         "sharpness": _EAGER * rows * (_STEP + _PRODUCT * ITERATIONS) + rows * _TURN,
