@@ -147,21 +147,22 @@ def read_json(path: str | Path, error_class: type[SheepOpError] = CheckpointErro
 
 
 @contextmanager
-def atomic_directory(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_directory(target: str | Path, *, replace: bool = False, parents: bool = True) -> Iterator[Path]:
     """Yields a temporary directory that becomes `target`, with checksums and fsynced, if the block succeeds.
 
     If the block raises, the temporary directory is removed and `target` is unchanged. Without `replace`, a target that
     is not empty is refused at once. With it, the old directory is moved aside during the rename; if the process is
-    killed at that moment, `remove_partial` moves it back.
+    killed at that moment, `remove_partial` moves it back. Missing parents are created, or refused without `parents`.
     """
     target = Path(target)
     if not replace and (target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir()))):
         raise _name_refused(target, errno.EEXIST)
     with storage_errors(target):
-        make_directory(target.parent)
+        if parents:
+            make_directory(target.parent)
         temporary = _temporary_beside(target)
-        temporary.mkdir()
         try:
+            temporary.mkdir()
             yield temporary
             publish_directory(temporary, target)
         except BaseException as error:
@@ -218,6 +219,16 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def discard_tree(path: Path) -> None:
+    """Removes a file or directory tree in which other processes may still be writing.
+
+    It gets another name first, so that nothing can be added to it by its old one.
+    """
+    aside = _temporary_beside(path)
+    path.rename(aside)
+    remove_tree(aside)
 
 
 def remove_partial(directory: str | Path) -> None:

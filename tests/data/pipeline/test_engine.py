@@ -6,16 +6,19 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import StringIO
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from sheepop.core.console import Console, Progress
-from sheepop.core.errors import DataError, TokenizerError
+from sheepop.core.errors import DataError, StorageError, TokenizerError
 from sheepop.data.pipeline.engine import Engine, LocalEngine, run_pass
+from sheepop.data.pipeline.workplace import clear, locked_workplace
 
 SIZES = (0.5, 1.25, 2.0, 4.0, 8.0, 16.0)
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -170,6 +173,62 @@ def test_an_interrupt_does_not_wait_for_work_that_is_going_on(squares: Squares) 
         squares.run(LocalEngine(2))
     assert not set(multiprocessing.active_children()) - before
     assert 1 not in squares.squares()
+
+
+class Orphans(LocalEngine):
+    """Keeps the task of a pass instead of running it, as a worker has it whose build was killed."""
+
+    task: Callable[[int], int]
+
+    def execute(self, task: Callable[[int], int], ranks: Sequence[int]) -> Iterator[int]:
+        self.task = task
+        return iter(ranks)
+
+
+class TestATaskThatOutlivesItsBuild:
+    def test_it_does_not_make_the_removed_workplace_anew(self, tmp_path: Path) -> None:
+        def write(rank: int, staging: Path) -> None:
+            (staging / "a").touch()
+
+        orphans = Orphans()
+        with locked_workplace(tmp_path / "corpus") as workplace:
+            run_pass(orphans, workplace / "pass-0", write, SIZES, Console.silent(), "Writing")
+        with pytest.raises(StorageError, match="its directory was removed or moved in the meantime"):
+            orphans.task(0)
+        assert not list(tmp_path.iterdir())
+
+    def test_what_it_is_writing_is_removed_with_the_workplace(self, tmp_path: Path) -> None:
+        begun = threading.Event()
+
+        def write_on(rank: int, staging: Path) -> None:
+            for number in count():
+                (staging / str(number)).touch()
+                begun.set()
+
+        def work() -> None:
+            with pytest.raises(StorageError, match="its directory was removed or moved in the meantime"):
+                orphans.task(0)
+
+        orphans = Orphans()
+        with ThreadPoolExecutor(1) as threads:
+            with locked_workplace(tmp_path / "corpus") as workplace:
+                run_pass(orphans, workplace / "pass-0", write_on, SIZES, Console.silent(), "Writing")
+                found = threads.submit(work)
+                begun.wait()
+            assert not list(tmp_path.iterdir())
+            found.result()
+
+    def test_it_adds_nothing_to_another_build(self, squares: Squares) -> None:
+        def write(rank: int, staging: Path) -> None:
+            (staging / "square").write_text("wrong")
+
+        orphans = Orphans()
+        run_pass(orphans, squares.directory, write, SIZES, Console.silent(), "Writing")
+        clear(squares.directory.parent, squares.control.name)
+        squares.run(LocalEngine())
+        with pytest.raises(StorageError, match="another build has begun there"):
+            orphans.task(0)
+        assert squares.squares() == {0: 0, 1: 1, 2: 4, 3: 9, 4: 16, 5: 25}
 
 
 @WORKERS

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,13 +23,13 @@ from typing import Any
 
 from sheepop.core.cluster import ray_cluster
 from sheepop.core.console import Console
-from sheepop.core.errors import DataError, SheepOpError
-from sheepop.core.files import atomic_directory, damaged_files, remove_partial
+from sheepop.core.errors import DataError, SheepOpError, StorageError
+from sheepop.core.files import atomic_directory, damaged_files, remove_partial, write_atomic
 from sheepop.data.pipeline.parts import part_path
 
 Work = Callable[[int, Path], None]
 """The work of a pass: fills the directory of part `rank`. It is pickled for workers."""
-_MEGABYTES_PER_PROCESS = 8
+_MEGABYTES_PER_PROCESS, _MARK = 8, "mark"
 
 
 class LocalEngine:
@@ -149,11 +150,25 @@ def _result(finished: Any) -> int:
         ) from None
 
 
-def make_part(directory: Path, work: Work, rank: int) -> int:
-    """Does the work of part `rank`, writing its directory atomically; returns the rank."""
-    with atomic_directory(part_path(directory, rank), replace=True) as staging:
+def make_part(directory: Path, mark: str, work: Work, rank: int) -> int:
+    """Does the work of part `rank`, writing its directory atomically; returns the rank.
+
+    Raises `StorageError` if the pass is gone or has another mark: its build was killed, and a worker of a cluster may
+    live on for some seconds, in which another build begins at the same place.
+    """
+    with atomic_directory(part_path(directory, rank), replace=True, parents=False) as staging:
         work(rank, staging)
+        if mark != _mark(directory):
+            raise StorageError(f"Cannot write {directory}: another build has begun there.")
     return rank
+
+
+def _mark(directory: Path) -> str:
+    """What tells the pass in `directory` from a later one in a directory of the same name; it is drawn once."""
+    file = directory / _MARK
+    if not file.is_file():
+        write_atomic(file, uuid.uuid4().hex)
+    return file.read_text(encoding="ascii")
 
 
 def run_pass(
@@ -175,7 +190,7 @@ def run_pass(
     remove_partial(directory)
     todo = [rank for rank in range(len(sizes)) if damaged_files(part_path(directory, rank))]
     megabytes = sum(sizes[rank] for rank in todo)
-    task, processes = partial(make_part, directory, work), megabytes / _MEGABYTES_PER_PROCESS
+    task, processes = partial(make_part, directory, _mark(directory), work), megabytes / _MEGABYTES_PER_PROCESS
     with console.progress(description, sum(sizes), "MB") as progress:
         if len(todo) < len(sizes):
             progress.advance(sum(sizes) - megabytes)

@@ -20,7 +20,7 @@ from typing import Any
 from sheepop.core.console import Console
 from sheepop.core.errors import DataError, StorageError
 from sheepop.core.facts import counted
-from sheepop.core.files import atomic_file, read_json, remove_tree, storage_errors, write_json
+from sheepop.core.files import atomic_file, discard_tree, read_json, remove_tree, storage_errors, write_json
 from sheepop.core.locks import exclusive_lock
 from sheepop.data.config import DataConfig
 from sheepop.data.discovery import Entry, Skipped, discover
@@ -124,14 +124,18 @@ def locked_workplace(output: Path) -> Iterator[Path]:
             yield path
         finally:
             if not any(path.glob("pass-*/[0-9]*")):
+                clear(path)
                 remove_tree(path)
 
 
 def clear(workplace: Path, *keep: str) -> None:
-    """Empties the workplace except for the lock and the names in `keep`."""
+    """Empties the workplace except for the lock and the names in `keep`.
+
+    Workers of a killed build may live on for some seconds, and cannot write there any more.
+    """
     for entry in workplace.iterdir():
         if entry.name not in (_LOCK, *keep):
-            remove_tree(entry)
+            discard_tree(entry)
 
 
 def find_inputs(config: DataConfig, query: Query | None, leave_out: tuple[Path, ...] = ()) -> Iterator[Entry | Skipped]:
