@@ -278,7 +278,7 @@ def test_a_step_has_no_other_split(run: Run, trained: Path) -> None:
 def test_an_unknown_benchmark(run: Run) -> None:
     done = run("bench", "cooking")
     assert done.code == 2
-    assert "'cooking' is not one of 'train'" in done.err
+    assert ": 'cooking' is not one of 'train'" in done.err
 
 
 @pytest.mark.parametrize("arguments", [("train", "model"), ("generate", "model", "--preset", "gpt2")])

@@ -111,6 +111,14 @@ class Command(TyperCommand):
         """The parameters, with named values."""
         return _with_metavars(super().get_params(ctx), ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the arguments; pydantic's name for its error, which Typer prints, is left out."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
 
 class Group(TyperGroup):
     """Like `Command`, for a group of commands."""
