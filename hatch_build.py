@@ -27,12 +27,11 @@ class KernelHook(BuildHookInterface[Any]):
         """Compiles every kernel, unless the installation is editable."""
         if version == "editable":
             return
-        package = Path(self.root, "src", "sheepop")
         platform = os.environ.get("SHEEPOP_WHEEL_PLATFORM") or re.sub(r"[.-]", "_", sysconfig.get_platform())
         compiler = shlex.split(os.environ.get("CXX", "c++"))
-        kernels = _module(package / "core" / "kernel_build.py")
+        kernels = _module(Path(self.root, "src", "sheepop", "core", "kernel_build.py"))
         machine = "x86_64" if platform.endswith("x86_64") else "arm64"
-        for source in sorted(package.glob("*/native/*.cpp")):
+        for source in sorted(kernels.KERNELS.glob("*.cpp")):
             for level in kernels.LEVELS:
                 if level.machine == machine and platform.endswith(("x86_64", "aarch64", "arm64")):
                     self._add(kernels, source, level, compiler, build_data)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from functools import cache, cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_map
 from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_int4
 from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
 from sheepop.core.device import has_fp8
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import Loaded, address, load_kernel, name_of, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
@@ -32,8 +32,7 @@ Format = Literal["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
 """Numbers, scales and offsets."""
 
-_SOURCE = Path(__file__).parent / "native" / "linear.cpp"
-_ROUNDED_INTEGERS = _SOURCE.with_name("rounded_integers.cpp")
+_SOURCE, _ROUNDED_INTEGERS = KERNELS / "linear.cpp", KERNELS / "rounded_integers.cpp"
 _MOST_ROWS = 128  # if more rows have a kernel of their own, whose sums have another order
 _PIECE = 2**20  # weights that are dequantised at a time for a product
 _ALIGNED, _MOST_ROWS_ON_GPU = 16, 64  # numbers of a row that native kernels process at a time; rows of x for Triton

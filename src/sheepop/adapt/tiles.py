@@ -1,15 +1,15 @@
-"""How integers of 8 and 4 bits lie in memory on a CPU: in tiles of rows, which ``native/integers.cpp`` reads."""
+"""How integers of 8 and 4 bits lie in memory on a CPU: in tiles of rows, which ``integers.cpp`` reads."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_library
 
 GROUP = 32
@@ -17,7 +17,7 @@ GROUP = 32
 TILE = 16
 """Number of rows of a tile."""
 
-SOURCE = Path(__file__).parent / "native" / "integers.cpp"
+SOURCE = KERNELS / "integers.cpp"
 _NUMBERS_AT_A_TIME = 2**20
 
 

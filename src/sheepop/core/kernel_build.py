@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+KERNELS = Path(__file__).parent / "kernels"
+"""The folder of the package's kernels and of the headers that any kernel may include."""
+_HEADERS = sorted(KERNELS.glob("*.h"))
 # No contraction: sums of products are rounded as in the source, not depending on the compiler's choices.
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-std=c++20", "-fPIC")
 # Calls of OpenMP are bound to PyTorch's library when a kernel is loaded.
@@ -62,7 +64,7 @@ def build(
     with tempfile.TemporaryDirectory(dir=folder) as work:
         part, built = Path(work) / "part.o", Path(work) / "kernel.so"
         for command in (
-            [*compiler, *_FLAGS, *level.flags, *flags, f"-I{_HEADERS[0].parent}", "-c", str(source), "-o", str(part)],
+            [*compiler, *_FLAGS, *level.flags, *flags, f"-I{KERNELS}", "-c", str(source), "-o", str(part)],
             [*compiler, *_LINKING, str(part), "-o", str(built)],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)

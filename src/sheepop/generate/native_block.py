@@ -12,7 +12,6 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from sheepop.adapt.native_products import wants_native_kernels, with_native_products
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import Linear, StoredWeight
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_library, say_once
 from sheepop.generate.native_steps import (
     COUNT,
@@ -45,7 +45,7 @@ from sheepop.model.feedforward import FeedForward
 from sheepop.model.norms import ZeroCenteredRMSNorm
 from sheepop.model.probe import someone_watches
 
-_SOURCE = Path(__file__).parent / "native" / "block.cpp"
+_SOURCE = KERNELS / "block.cpp"
 _NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
 _ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
 _OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")

@@ -1,6 +1,6 @@
 """Keys and values stored in blocks, and the kernels in which single tokens attend to them without copying.
 
-On a CPU the kernel is compiled from ``native/attention.cpp``; on a GPU it is in `triton_attention`. Shapes: R tokens,
+On a CPU the kernel is compiled from ``attention.cpp``; on a GPU it is in `triton_attention`. Shapes: R tokens,
 M blocks of a sequence, H query heads, K key-value heads, S tokens of a block, C head_dim.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, name_of, native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
@@ -25,7 +25,7 @@ from sheepop.model.fused import fuses, power_of_two
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The data types of 8 bits that a cache may have, with their largest numbers."""
 
-_SOURCE = Path(__file__).parent / "native" / "attention.cpp"
+_SOURCE = KERNELS / "attention.cpp"
 _PROGRAMS = 512  # enough for any GPU
 _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_kernels_allowed, native_library
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.transfers import upload
 from sheepop.model.fused import fuses, power_of_two
 
-_SOURCE = Path(__file__).parent / "native" / "sampling.cpp"
+_SOURCE = KERNELS / "sampling.cpp"
 _SETTINGS = np.dtype(
     [(name, np.float64) for name in ("temperature", "top_p", "min_p", "typical_p")]
     + [(name, np.int64) for name in ("top_k", "seed")]

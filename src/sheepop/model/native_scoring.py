@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_kernels_allowed, native_library
 
-_SOURCE = Path(__file__).parent / "native" / "scoring.cpp"
+_SOURCE = KERNELS / "scoring.cpp"
 _KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # With fewer rows, or a matrix that fits the processor's cache, PyTorch is as fast.
 _LEAST_ROWS, _LEAST_BYTES = 16, 16 << 20

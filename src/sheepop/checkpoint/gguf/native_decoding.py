@@ -7,7 +7,6 @@ import mmap
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_library
 
-_SOURCE = Path(__file__).parents[1] / "native" / "blocks.cpp"
+_SOURCE = KERNELS / "gguf_blocks.cpp"
 _LENGTH = 8  # bytes that state the length of a text
 _KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 

@@ -1,4 +1,4 @@
-// y = x W^T + b on a CPU for weights that are integers of 8 or 4 bits; docs/generation.md explains the method.
+// y = x W^T + b on a CPU for weights that are integers of 8 or 4 bits; docs/kernels.md explains the method.
 //
 // W (N, K) has int8 with a scale a row, or integers of 8 or 4 bits with a scale, and perhaps an offset, for every 16 or
 // 32 neighbours: weight = scale * code + offset. It lies in tiles of 16 rows: the first 4 bytes of each row, then the
