@@ -145,9 +145,10 @@ def test_generate_streams_the_prompt_and_its_continuation(run: Run, trained: Pat
 
 def test_the_same_seed_gives_the_same_text_however_it_is_run(run: Run, trained: Path) -> None:
     common = ("generate", trained, "-p", "Sheep", "-p", "number 2", "--seed", "4", "--max-new-tokens", "8", "--json")
+    one = ("--max-batch-size", "1")
     texts = [
         [row["text"] for row in json.loads(run(*common, *extra).out)]
-        for extra in ((), ("--apart",), ("--batch-invariant",), ("--batch-invariant", "--apart"))
+        for extra in ((), one, ("--batch-invariant",), ("--batch-invariant", *one))
     ]
     assert texts[0] == texts[1] == texts[2] == texts[3]
     assert len(texts[0]) == 2

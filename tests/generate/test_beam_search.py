@@ -163,7 +163,7 @@ def test_a_beam_is_at_least_as_good_as_greedy_and_the_same_with_and_without_cach
     assert [done.token_ids for done in one] == [done.token_ids for done in greedy]
     four = generator.generate(prompts, GenerationConfig(num_beams=4, **settings))
     plain = RecomputingGenerator(model, characters).generate(prompts, GenerationConfig(num_beams=4, **settings))
-    apart = generator.generate(prompts, GenerationConfig(num_beams=4, **settings), batched=False)
+    apart = generator.generate(prompts, GenerationConfig(num_beams=4, max_batch_size=1, **settings))
     for searched, other, alone, taken in zip(four, plain, apart, greedy, strict=True):
         assert searched.token_ids == other.token_ids == alone.token_ids
         assert sum(searched.logprobs) >= sum(taken.logprobs) - 1e-6

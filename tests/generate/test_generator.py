@@ -62,8 +62,8 @@ def test_greedy_text_is_the_same_with_and_without_cache_together_and_apart(
     model = toy_model(position_encoding=position_encoding, norm=norm, num_kv_heads=num_kv_heads)
     expected = [plain_greedy(model, characters, prompt, 24) for prompt in PROMPTS]
     assert len(set("".join(expected))) > 10  # the text varies
-    for generator, batched in product(GENERATORS, [True, False]):
-        assert texts(generator(model, characters).generate(PROMPTS, GREEDY, batched=batched)) == expected
+    for generator, size in product(GENERATORS, [16, 1]):
+        assert texts(generator(model, characters).generate(PROMPTS, GREEDY.replace(max_batch_size=size))) == expected
 
 
 @pytest.mark.parametrize("max_seq_len", [1, 2, 9, 16])
@@ -73,8 +73,8 @@ def test_windowed_greedy_text_equals_the_plain_loop(
     model = toy_model(max_seq_len=max_seq_len, position_encoding="learned")
     expected = [plain_greedy(model, characters, prompt, 40) for prompt in PROMPTS]
     config = GREEDY.replace(on_overflow="window", max_new_tokens=40)
-    for generator, batched in product(GENERATORS, [True, False]):
-        completions = generator(model, characters).generate(PROMPTS, config, batched=batched)
+    for generator, size in product(GENERATORS, [16, 1]):
+        completions = generator(model, characters).generate(PROMPTS, config.replace(max_batch_size=size))
         assert texts(completions) == expected
         assert {c.finish_reason for c in completions} <= {"length", "stop"}
         assert all(len(c.token_ids) == 40 or c.finish_reason == "stop" for c in completions)
@@ -85,9 +85,11 @@ def test_sampled_text_does_not_depend_on_cache_batch_or_order_of_calls(
 ) -> None:
     model = toy_model()
     expected = texts(Generator(model, characters).generate(PROMPTS, SAMPLED))
-    for generator, batched, size in product(GENERATORS, [True, False], [2, 3]):
+    for generator, size, asked in product(GENERATORS, [2, 3], [None, 1]):
         torch.manual_seed(size)
-        completions = generator(model, characters, max_batch_size=size).generate(PROMPTS, SAMPLED, batched=batched)
+        completions = generator(model, characters, max_batch_size=size).generate(
+            PROMPTS, SAMPLED.replace(max_batch_size=asked)
+        )
         assert texts(completions) == expected
     assert texts(Generator(model, characters).generate(PROMPTS[:2], SAMPLED)) == expected[:2]
 
@@ -168,7 +170,7 @@ def test_eos_ends_the_text_and_the_rest_of_the_batch_goes_on(toy_model: Build, c
         assert completion.text == characters.decode(completion.token_ids)
         assert len(completion.token_ids) == 60 or has_eos
         assert len(completion.logprobs) == len(completion.token_ids)
-    apart = generator.generate(["a"] * 12, config, batched=False)
+    apart = generator.generate(["a"] * 12, config.replace(max_batch_size=1))
     assert [c.token_ids for c in apart] == [c.token_ids for c in completions]
 
 
@@ -232,8 +234,8 @@ def test_a_new_token_runs_the_network_on_one_position(toy_model: Build, characte
 def test_writing_stops_at_the_end_of_the_context(toy_model: Build, characters: CharTokenizer) -> None:
     model = toy_model(max_seq_len=16)
     prompts = ["a" * 15, "b" * 10, "c"]
-    for batched in (True, False):
-        completions = Generator(model, characters).generate(prompts, GREEDY, batched=batched)
+    for size in (16, 1):
+        completions = Generator(model, characters).generate(prompts, GREEDY.replace(max_batch_size=size))
         assert [len(c.token_ids) for c in completions] == [1, 6, 15]
         assert {c.finish_reason for c in completions} == {"length"}
 

@@ -47,6 +47,15 @@ def test_the_next_turn_reads_only_what_is_new(toy_model: Build, characters: Char
         counts.clear()
 
 
+def test_as_many_texts_are_written_at_a_time_as_asked_for(toy_model: Build, characters: CharTokenizer) -> None:
+    generator = Generator(toy_model(), characters, max_batch_size=3)
+    counts = counting(generator)
+    for asked, most in ((None, 3), (1, 1), (5, 5)):
+        counts.clear()
+        generator.generate(list("abcde"), GREEDY.replace(max_batch_size=asked))  # prompts of one token
+        assert max(counts) == most and sum(counts) == 5 * GREEDY.max_new_tokens
+
+
 def test_other_settings_and_longer_texts_start_anew_and_are_right(toy_model: Build, characters: CharTokenizer) -> None:
     model = toy_model(max_seq_len=64)
     generator = Generator(model, characters, max_batch_size=2)

@@ -100,7 +100,7 @@ def test_one_beam_writes_what_greedy_does_and_several_write_the_same_alone_and_t
     assert [done.token_ids for done in one] == [done.token_ids for done in greedy]
     config = GenerationConfig(num_beams=3, max_new_tokens=8)
     together = generator.generate(SOURCES, config)
-    apart = generator.generate(SOURCES, config, batched=False)
+    apart = generator.generate(SOURCES, config.replace(max_batch_size=1))
     assert [done.token_ids for done in together] == [done.token_ids for done in apart]
 
 

@@ -59,11 +59,11 @@ def generate(
     guesses: option.Guesses = None,
     draft_model: option.DraftModel = None,
     no_memory: option.NoMemory = False,
+    max_batch_size: option.MaxBatchSize = None,
     cache_dtype: option.CacheDtype = None,
     activations: option.Activations = None,
     batch_invariant: option.BatchInvariant = False,
     tensor_parallel: option.TensorParallel = 1,
-    apart: option.Apart = False,
     adapter: Adapter = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -125,6 +125,7 @@ def generate(
         grammar=None if grammar is None else option.read_text(grammar, "grammar file"),
         guesses=guesses,
         memory=not no_memory,
+        max_batch_size=max_batch_size,
         cache_dtype=cache_dtype,
         activations=activations,
         batch_invariant=batch_invariant,
@@ -154,7 +155,7 @@ def generate(
         streams = len(requested) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
         on_text = print_text if streams else None
         begin = time.perf_counter()
-        written = write_texts(generator, requested, config, batched=not apart, on_text=on_text, echo=echo)
+        written = write_texts(generator, requested, config, on_text=on_text, echo=echo)
         seconds = time.perf_counter() - begin
         if as_json:
             print_json([asdict(completion) for completion in written])

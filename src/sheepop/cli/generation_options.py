@@ -132,6 +132,12 @@ DraftModel = Annotated[
 NoMemory = Annotated[
     bool, typer.Option("--no-memory", help="Leave the memory of the training text, if the model has one, aside.")
 ]
+MaxBatchSize = Annotated[
+    int | None,
+    _speed(
+        "--max-batch-size", help="Write at most N texts at a time; 1 writes one after the other.", show_default="16"
+    ),
+]
 CacheDtype = Annotated[
     Literal["auto", "int8", "fp8"] | None,
     _speed(help="int8 and fp8 cache keys and values in 8 bits.", show_default="generation.cache_dtype"),
@@ -144,7 +150,6 @@ Activations = Annotated[
     ),
 ]
 BatchInvariant = Annotated[bool, _speed("--batch-invariant", help="Each text is bit for bit the same in any batch.")]
-Apart = Annotated[bool, _speed("--apart", help="Run the prompts one by one, not as a batch.")]
 
 
 def show_defaults(defaults: Mapping[str, Any], console: Console) -> None:

@@ -20,7 +20,7 @@ GRAMMARS = ("json_schema", "regex", "choice", "grammar")
 # The settings that beam search uses.
 _OF_SEARCH = (
     *("max_new_tokens", "temperature", "num_beams", "length_penalty", "seed"),
-    *("use_memory", "cache_dtype", "activations", "batch_invariant"),
+    *("use_memory", "max_batch_size", "cache_dtype", "activations", "batch_invariant"),
 )
 # The settings that only sampling uses, with their neutral values.
 _OF_DRAWING = {"top_k": None, "top_p": 1, "min_p": 0, "typical_p": 1, "num_completions": 1, "best_of": 1}
@@ -58,6 +58,7 @@ class Settings(TypedDict, total=False):
     guesses: int | None
     window: bool
     memory: bool
+    max_batch_size: int | None
     cache_dtype: CacheDtype | None
     activations: Activations | None
     batch_invariant: bool
@@ -206,6 +207,9 @@ class GenerationConfig(Config):
     text."""
     use_memory: bool = True
     """Let the model look words up in the memory of its training text, if it has one; `false`: the network alone."""
+    max_batch_size: int | None = Field(default=None, ge=1)
+    """The most texts to write at a time, which bounds the memory of their keys and values; `null` leaves it to the
+    program."""
     cache_dtype: CacheDtype = "auto"
     """The data type of cached keys and values: `auto` is that of the network; `int8` and `fp8` (e4m3) have 8 bits, with
     a scale for each head of a token."""

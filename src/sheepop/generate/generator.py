@@ -54,13 +54,13 @@ class Generator:
     The engine stays between calls, so that a prompt which begins like an earlier one, such as the next turn of a
     conversation, is read from there on only. After weights have changed in place, prompts are read anew; see `close`.
 
-    `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, which bounds the
-    memory of their keys and values. `end_ids` end a text, as the tokenizer's own end token does. `draft_model`, a
-    smaller one with the same vocabulary, makes the guesses of `GenerationConfig.guesses`; without it they come from the
-    text itself. `defaults` are the model's own settings, which callers apply with `GenerationConfig.over`. A
-    `max_seq_len` below the model's shortens its context. The `memory` of the training text corrects predictions.
-    Several `ranks` with the same weights, all called with the same arguments, share prompts and texts to score. Raises
-    `TokenizerError` if the tokenizer has more tokens than a model.
+    `device` moves the model; None leaves it where it is. At most `max_batch_size` prompts run at once, or as many as
+    a request asks for, which bounds the memory of their keys and values. `end_ids` end a text, as the
+    tokenizer's own end token does. `draft_model`, a smaller one with the same vocabulary, makes the guesses of
+    `GenerationConfig.guesses`; without it they come from the text itself. `defaults` are the model's own settings,
+    which callers apply with `GenerationConfig.over`. A `max_seq_len` below the model's shortens its context. The
+    `memory` of the training text corrects predictions. Several `ranks` with the same weights, all called with the same
+    arguments, share prompts and texts to score. Raises `TokenizerError` if the tokenizer has more tokens than a model.
     """
 
     def __init__(
@@ -132,18 +132,17 @@ class Generator:
         prompts: Sequence[str | Sequence[int]],
         config: GenerationConfig | Sequence[GenerationConfig] | None = None,
         *,
-        batched: bool = True,
         on_text: OnText | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> list[Completion]:
         """Continues every prompt, a text or a list of token ids; returns completions in the order of the prompts.
 
         For an encoder-decoder a prompt is a source and the completion its target. `config` is one for all prompts or
-        one for each; these must agree in `num_beams`, `cache_dtype`, `activations` and
+        one for each; these must agree in `num_beams`, `max_batch_size`, `cache_dtype`, `activations` and
         `batch_invariant`.
 
         The text of prompt i is a function of (model, prompt, config, seed, i). It does not change, up to rounding, if
-        prompts run together, one after another (`batched` False), or on several ranks, which all return all
+        prompts run together, one after another (a `max_batch_size` of 1), or on several ranks, which all return all
         completions. A prompt given as text gets the tokenizer's prefix tokens; token ids are used as they are.
         `on_text` is called with (i, piece) for each final piece of the text of prompt i, if this rank runs it and it
         has one completion. When `should_stop` returns true, unfinished texts end with the reason ``abort``.
@@ -157,8 +156,8 @@ class Generator:
 
         def write(numbers: range) -> list[list[dict[str, Any]]]:
             here = [requests[number] for number in numbers]
-            for group in [here] if batched and here else [[request] for request in here]:
-                self._run(group, on_text, should_stop)
+            if here:
+                self._run(here, on_text, should_stop)
             return [[completion.record() for completion in request.completions()] for request in here]
 
         return [Completion.of(record) for records in self.ranks.shared(len(requests), write) for record in records]
@@ -215,7 +214,7 @@ class Generator:
     def _engine(self, requests: Sequence[Request]) -> Engine:
         """An idle engine for these requests, whose cache may take half of the free memory."""
         config = requests[0].config
-        max_sequences = max(self.max_batch_size, *(request.width for request in requests))
+        max_sequences = max(config.max_batch_size or self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
         needed = max(request.width * -(-request.longest // BLOCK_SIZE) for request in requests)
         # CUDA graphs read the memory in which they were captured.
@@ -271,7 +270,7 @@ class Generator:
                 f"{len(prompts)} prompts were given with {len(configs)} configurations. Give one for all, or one per "
                 "prompt."
             )
-        for name in ("num_beams", "cache_dtype", "activations", "batch_invariant"):
+        for name in ("num_beams", "max_batch_size", "cache_dtype", "activations", "batch_invariant"):
             if len({getattr(each, name) for each in configs}) > 1:
                 raise UsageError(f"Prompts that are given together need the same {name}. Give them in separate calls.")
         drawn = secrets.randbits(32)

@@ -122,7 +122,6 @@ def write_texts(
     prompts: Sequence[str],
     config: GenerationConfig,
     *,
-    batched: bool = True,
     on_text: Callable[[str], None] | None = None,
     echo: bool = False,
 ) -> list[Completion]:
@@ -138,7 +137,7 @@ def write_texts(
             on_text("".join([*pending, text]))
             pending.clear()
 
-    completions = generator.generate(prompts, config, batched=batched, on_text=forward)
+    completions = generator.generate(prompts, config, on_text=forward)
     if pending:
         forward(0, "")
     return completions
