@@ -71,8 +71,9 @@ def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
     ],
 )
 def test_a_program_that_does_wrong_is_named_with_the_answer(opened: Any, body: str, problem: str) -> None:
-    seconds = 1.0 if "sleep" in body else 60.0
-    reward = opened(f"def reward(prompt, completion, **fields):\n    {body}\n", seconds=seconds)
+    reward = opened(f"def reward(prompt, completion, **fields):\n    {body}\n", seconds=60.0)
+    if "sleep" in body:
+        reward._seconds = 1.0  # once it is open
     with pytest.raises(TrainingError, match=problem):
         reward(ANSWERS)
 
@@ -110,8 +111,9 @@ def test_a_program_gets_all_answers_at_once_with_the_columns_of_their_lines(open
     ],
 )
 def test_a_program_that_does_wrong_with_all_answers_is_named(opened: Any, body: str, problem: str) -> None:
-    seconds = 0.5 if "sleep" in body else 60.0
-    reward = opened(f"def reward(completions, **columns):\n    {body}\n", seconds=seconds)
+    reward = opened(f"def reward(completions, **columns):\n    {body}\n", seconds=60.0)
+    if "sleep" in body:
+        reward._seconds = 0.5  # once it is open
     with pytest.raises(TrainingError, match=problem):
         reward(ANSWERS)
 
@@ -166,7 +168,8 @@ def test_an_answer_that_a_program_fails_for_has_no_reward_if_it_may_fail(opened:
         "def reward(prompt, completion, **fields):\n    return 1 / (len(completion) > 9)\n", may_fail=True
     )
     assert one_by_one([*ANSWERS, ANSWERS[0]]) == [None, 1.0, None]
-    slow = opened("import time\ndef reward(prompt, completion, **fields): time.sleep(60)\n", seconds=0.2, may_fail=True)
+    slow = opened("import time\ndef reward(prompt, completion, **fields): time.sleep(60)\n", may_fail=True)
+    slow._seconds = 0.2  # less than a busy machine may need to open it
     assert slow(ANSWERS) == [None, None]
     assert opened("def reward(prompts, answers, **columns): 1 / 0\n", may_fail=True)(ANSWERS) == [None, None]
 
@@ -318,7 +321,8 @@ def test_a_service_that_is_busy_is_asked_again_and_named_when_it_stays_so(
 def test_a_service_that_hangs_is_given_up_after_its_time(
     opened: Any, service: tuple[type[Service], str], waits: list[float]
 ) -> None:
-    strict, lenient = opened(service[1], seconds=0.05), opened(service[1], seconds=0.05, may_fail=True)
+    strict, lenient = opened(service[1]), opened(service[1], may_fail=True)
+    strict._seconds = lenient._seconds = 0.05  # less than a busy machine may need to open them
     service[0].may_answer.clear()
     with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge does not answer in time"):
         strict(ANSWERS)

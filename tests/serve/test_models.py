@@ -272,7 +272,13 @@ def test_a_server_is_closed_while_a_model_loads() -> None:
     asking = threading.Thread(target=lambda: found.append(ask(server, "bb").status_code))
     asking.start()
     wait_for(lambda: loads.names == ["a", "bb"])
-    threading.Timer(0.3, loads.gate.set).start()
+
+    def load_later() -> None:
+        wait_for(lambda: server.server.should_exit)
+        time.sleep(0.3)
+        loads.gate.set()
+
+    threading.Thread(target=load_later).start()
     server.close()
     asking.join()
     assert found == [503]
