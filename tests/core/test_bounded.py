@@ -93,26 +93,26 @@ def test_the_child_works_with_one_thread_and_a_fixed_hash_seed_and_leaves_interr
 
 
 def test_the_time_limit_counts_between_messages(bounded):
-    process = bounded(seconds=1.0)
-    assert list(process.request({"slowly": 0.4, "times": 4})) == [0, 1, 2, 3]
+    process = bounded(seconds=2.0)
+    assert list(process.request({"slowly": 0.6, "times": 4})) == [0, 1, 2, 3]
 
 
 def test_a_sign_of_life_gives_the_whole_time_again(bounded):
-    process = bounded(seconds=1.0)
-    assert list(process.request({"alive": 0.4, "times": 4})) == ["done"]
+    process = bounded(seconds=2.0)
+    assert list(process.request({"alive": 0.6, "times": 4})) == ["done"]
 
 
 @pytest.mark.parametrize("request_", [{"then sleep": "before"}, {"hold the lock": 1}])
 def test_a_child_that_says_nothing_is_killed_and_replaced(bounded, request_: dict[str, object]):
-    process = bounded(seconds=0.5)
+    process = bounded(seconds=1.0)
     answers = []
-    with pytest.raises(TimeLimitError, match=r"within 0\.5 s"):
+    with pytest.raises(TimeLimitError, match=r"within 1 s"):
         for answer in process.request(request_):
             answers.append((answer, process.pid))
     assert [answer for answer, _ in answers] == [value for name, value in request_.items() if name == "then sleep"]
     assert process.pid is None
     assert not any(is_running(pid) for _, pid in answers)
-    assert list(process.request({"echo": "again"})) == ["again"]
+    assert list(process.request({"echo": "again"}, seconds=30)) == ["again"]
 
 
 def test_time_that_the_parent_takes_does_not_count(bounded):
@@ -215,8 +215,7 @@ def test_a_child_that_died_between_requests_is_replaced(bounded):
     process = bounded()
     list(process.request({"echo": 1}))
     os.kill(process.pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(process.pid))
-    time.sleep(0.1)  # its threads end a moment later
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until all of its threads have ended
     assert list(process.request({"echo": 2})) == [2]
 
 

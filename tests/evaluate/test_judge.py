@@ -404,7 +404,7 @@ def test_a_server_judges_for_all_its_troubles(
 ) -> None:
     url, state = loopback
     monkeypatch.setattr("sheepop.core.http_client.sleep", lambda seconds: None)
-    judge = Endpoint(url, model="judge", timeout=0.5, attempts=3)
+    judge = Endpoint(url, model="judge", timeout=2.0, attempts=3)
     prompts = [prompt(str(number)) for number in range(5)]
     answers = {"a": ["slow one", "busy", "odd", "cut, cut", "x"], "b": ["y", "yyyyy", "y", "y", "y"]}
     kept: list[dict[str, Any]] = []

@@ -19,6 +19,7 @@ from sheepop.jobs.doctor import (
     check_platform,
     check_processor,
     check_sandbox,
+    check_torch,
     doctor,
     render_doctor,
 )
@@ -66,6 +67,24 @@ def test_what_is_there_is_ok():
 def test_what_is_missing_says_what_it_would_give(check: Check, status: str, consequence: str):
     assert check.status == status
     assert consequence in check.consequence
+
+
+@pytest.mark.parametrize(
+    ("processor", "capability", "status"),
+    [
+        ("x86_64", "AVX512", "ok"),
+        ("x86_64", "DEFAULT", "warning"),
+        ("aarch64", "DEFAULT", "ok"),
+        ("arm64", "SVE256", "ok"),
+    ],
+)
+def test_the_default_of_torch_is_slow_on_x86_alone(
+    processor: str, capability: str, status: str, monkeypatch: pytest.MonkeyPatch
+):
+    """On ARM it has NEON, and PyTorch says "DEFAULT" on every such processor without SVE."""
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    assert check_torch().status == status
 
 
 def test_bfloat16_is_judged_by_the_measured_rates_of_the_best_device():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,18 @@ def test_a_judge_whose_server_fails(waits: list[float], reply: str, problem: str
 
 
 def test_a_judge_that_hangs_is_given_up_after_its_time(waits: list[float]) -> None:
+    given_up = threading.Event()
+
     def hangs(question: str) -> str:
-        time.sleep(0.3)
+        given_up.wait(60)
         return "[[1]]"
 
     with judge_server(hangs) as (url, _, _):
-        with pytest.raises(TrainingError, match="does not answer in time"):
-            opened(url, seconds=0.05)([SHORT])
+        try:
+            with pytest.raises(TrainingError, match="does not answer in time"):
+                opened(url, seconds=0.05)([SHORT])
+        finally:
+            given_up.set()
         assert len(waits) == 4
 
 
@@ -189,9 +194,10 @@ def test_a_program_passes_its_tests_or_not(tested: Callable[..., CodeReward]) ->
 
 def test_a_program_without_end_is_wrong_or_has_no_reward(tested: Callable[..., CodeReward]) -> None:
     endless, greedy = ("```python\nwhile True: pass\n```", "```python\nx = bytearray(2**33)\n```")
-    answers = [program(endless), program(greedy), program(RIGHT)]
-    assert tested(seconds=0.5, memory_bytes=2**28)(answers) == [0.0, 0.0, 1.0]
-    assert tested(seconds=0.5, memory_bytes=2**28, timeouts="missing")(answers) == [None, 0.0, 1.0]
+    others = [program(greedy), program(RIGHT)]
+    for timeouts, expected in (("fail", 0.0), ("missing", None)):
+        assert tested(seconds=0.5, timeouts=timeouts)([program(endless)]) == [expected]
+        assert tested(memory_bytes=2**28, timeouts=timeouts)(others) == [0.0, 1.0]
 
 
 def test_several_rewards_are_opened_by_the_settings(tested: Callable[..., CodeReward], tmp_path: Path) -> None:

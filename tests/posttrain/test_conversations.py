@@ -344,7 +344,7 @@ def test_an_environment_that_fails_stops_the_run_and_says_where(
     opened: Callable[..., Environment], text: str, problem: str
 ) -> None:
     with pytest.raises(TrainingError, match=problem):
-        opened(COUNTING, 1.5)([State(0, {"n": 1}, 0, said("one", text))])
+        opened(COUNTING, 1.5 if text == "hang" else 60)([State(0, {"n": 1}, 0, said("one", text))])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import math
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -72,7 +71,9 @@ def test_a_program_gets_prompt_answer_and_fields(opened: Any) -> None:
     ],
 )
 def test_a_program_that_does_wrong_is_named_with_the_answer(opened: Any, body: str, problem: str) -> None:
-    reward = opened(f"def reward(prompt, completion, **fields):\n    {body}\n", seconds=1.0)
+    reward = opened(f"def reward(prompt, completion, **fields):\n    {body}\n", seconds=60.0)
+    if "sleep" in body:
+        reward._seconds = 1.0  # once it is open
     with pytest.raises(TrainingError, match=problem):
         reward(ANSWERS)
 
@@ -110,7 +111,9 @@ def test_a_program_gets_all_answers_at_once_with_the_columns_of_their_lines(open
     ],
 )
 def test_a_program_that_does_wrong_with_all_answers_is_named(opened: Any, body: str, problem: str) -> None:
-    reward = opened(f"def reward(completions, **columns):\n    {body}\n", seconds=0.5)
+    reward = opened(f"def reward(completions, **columns):\n    {body}\n", seconds=60.0)
+    if "sleep" in body:
+        reward._seconds = 0.5  # once it is open
     with pytest.raises(TrainingError, match=problem):
         reward(ANSWERS)
 
@@ -165,7 +168,8 @@ def test_an_answer_that_a_program_fails_for_has_no_reward_if_it_may_fail(opened:
         "def reward(prompt, completion, **fields):\n    return 1 / (len(completion) > 9)\n", may_fail=True
     )
     assert one_by_one([*ANSWERS, ANSWERS[0]]) == [None, 1.0, None]
-    slow = opened("import time\ndef reward(prompt, completion, **fields): time.sleep(60)\n", seconds=0.2, may_fail=True)
+    slow = opened("import time\ndef reward(prompt, completion, **fields): time.sleep(60)\n", may_fail=True)
+    slow._seconds = 0.2  # less than a busy machine may need to open it
     assert slow(ANSWERS) == [None, None]
     assert opened("def reward(prompts, answers, **columns): 1 / 0\n", may_fail=True)(ANSWERS) == [None, None]
 
@@ -238,12 +242,12 @@ class Service(BaseHTTPRequestHandler):
 
     reply: bytes | None = None
     failures = 0
-    seconds = 0.0
+    may_answer: threading.Event
     asked: dict[str, Any]
 
     def do_POST(self) -> None:
         asked = type(self).asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        time.sleep(self.seconds)
+        self.may_answer.wait(60)
         found = json.dumps({"rewards": [len(answer["completion"]) for answer in asked["answers"]]}).encode()
         self.send_response(503 if self.failures else 200)
         type(self).failures = max(0, self.failures - 1)
@@ -264,11 +268,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def service() -> Iterator[tuple[type[Service], str]]:
-    handler = type("Handler", (Service,), {})
+    handler = type("Handler", (Service,), {"may_answer": threading.Event()})
+    handler.may_answer.set()
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield handler, f"http://127.0.0.1:{server.server_port}/judge"
+        handler.may_answer.set()
         server.shutdown()
         thread.join()
 
@@ -315,8 +321,9 @@ def test_a_service_that_is_busy_is_asked_again_and_named_when_it_stays_so(
 def test_a_service_that_hangs_is_given_up_after_its_time(
     opened: Any, service: tuple[type[Service], str], waits: list[float]
 ) -> None:
-    strict, lenient = opened(service[1], seconds=0.05), opened(service[1], seconds=0.05, may_fail=True)
-    service[0].seconds = 0.4
+    strict, lenient = opened(service[1]), opened(service[1], may_fail=True)
+    strict._seconds = lenient._seconds = 0.05  # less than a busy machine may need to open them
+    service[0].may_answer.clear()
     with pytest.raises(TrainingError, match=r"cannot be judged: .*/judge does not answer in time"):
         strict(ANSWERS)
     assert len(waits) == 4

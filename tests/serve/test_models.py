@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,8 +225,17 @@ def test_a_client_that_leaves_while_a_model_loads_is_forgotten(servers: list[Liv
     server, loads = begin(ServerConfig(), {"a": 1, "bb": 1})
     servers.append(server)
     loads.gate.clear()
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json={"model": "bb", **ASKED}, timeout=0.3)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            asked = asyncio.ensure_future(client.post("/v1/completions", json={"model": "bb", **ASKED}, timeout=60))
+            while not server.registry.num_open or server.registry.card("bb").state != "loading":
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            with suppress(asyncio.CancelledError):
+                await asked
+
+    asyncio.run(leave())
     wait_for(lambda: server.registry.num_open == 0)
     assert server.registry.card("bb").state == "loading"
     loads.gate.set()
@@ -262,7 +272,13 @@ def test_a_server_is_closed_while_a_model_loads() -> None:
     asking = threading.Thread(target=lambda: found.append(ask(server, "bb").status_code))
     asking.start()
     wait_for(lambda: loads.names == ["a", "bb"])
-    threading.Timer(0.3, loads.gate.set).start()
+
+    def load_later() -> None:
+        wait_for(lambda: server.server.should_exit)
+        time.sleep(0.3)
+        loads.gate.set()
+
+    threading.Thread(target=load_later).start()
     server.close()
     asking.join()
     assert found == [503]

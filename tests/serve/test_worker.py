@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,19 @@ async def written(model: ServedModel, request: Request, *, leave_after: int | No
         if count == leave_after:
             break
     return text
+
+
+async def begun(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits until a text is being written, and makes each step so slow that it is not soon finished."""
+    step = model.worker._step
+
+    def slower() -> None:
+        time.sleep(0.01)
+        step()
+
+    monkeypatch.setattr(model.worker, "_step", slower)
+    while not model.worker.scheduler.running:
+        await asyncio.sleep(0.001)
 
 
 def test_those_that_leave_free_their_place_and_change_no_other_text(model: ServedModel) -> None:
@@ -85,12 +99,12 @@ def test_a_fault_of_the_engine_ends_those_that_run_and_not_the_engine(
     assert len(asyncio.run(written(model, asked(model, 1)))) == 30
 
 
-def test_a_worker_that_is_closed_tells_those_that_wait() -> None:
+def test_a_worker_that_is_closed_tells_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     served = tiny("m", CharTokenizer(), ServerConfig(max_running=1))
 
     async def interrupted() -> None:
         task = asyncio.ensure_future(written(served, asked(served, 1, 240)))
-        await asyncio.sleep(0.2)
+        await begun(served, monkeypatch)
         await asyncio.to_thread(served.close)
         with pytest.raises(SheepOpError, match="shutting down"):
             await task
@@ -129,7 +143,7 @@ def test_a_fault_in_taking_a_request_ends_that_request(
 def test_a_thread_that_ends_tells_everyone(model: ServedModel, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     async def crowd() -> list[str | BaseException]:
         running = [asyncio.ensure_future(written(model, asked(model, seed, 200))) for seed in (1, 2)]
-        await asyncio.sleep(0.05)
+        await begun(model, monkeypatch)
 
         def failing(*_: object) -> None:
             raise RuntimeError("a fault of the worker")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 import sys
 import textwrap
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def doctor(directory: str | Path = ".") -> DoctorReport:
     checks = (
         *(check(machine) for check in _MACHINE_CHECKS),
         check_headers(has_python_headers()),
-        _check_torch(),
+        check_torch(),
         check_kernels(),
         check_bfloat16(peaks),
         check_sandbox(),
@@ -250,12 +251,14 @@ def check_headers(present: bool) -> Check:
     )
 
 
-def _check_torch() -> Check:
+def check_torch() -> Check:
+    """The instructions that PyTorch's own CPU kernels use, and its threads."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
     value = f"{torch.__version__}, CPU kernels for {capability}, {counted(torch.get_num_threads(), 'thread')}"
-    if capability in ("DEFAULT", "NO AVX"):
+    # Elsewhere than on x86 the default is what every processor has, such as NEON on ARM.
+    if capability in ("DEFAULT", "NO AVX") and platform.machine().lower() in ("x86_64", "amd64"):
         consequence = "torch uses its slowest kernels here."
         remedy = "Unset ATEN_CPU_CAPABILITY if it is set; otherwise a newer processor is needed."
         return Check("torch kernels", "warning", value, consequence, remedy)

@@ -23,7 +23,7 @@ def extract_zip(content: Content, context: Context) -> Iterator[Extracted | Refu
             time.sleep(600)
         case "slow pages.zip":
             for _ in range(4):
-                time.sleep(0.4)
+                time.sleep(0.6)
                 context.alive()
             yield Extracted("after")
         case "hoard.zip":

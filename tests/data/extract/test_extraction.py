@@ -104,14 +104,14 @@ def test_marks_and_kinds_come_back_from_the_child_as_they_went(extraction: Make,
 @pytest.mark.parametrize(
     ("name", "reason", "words"),
     [
-        ("sleep", "timeout", "it did not respond within 1 s"),
+        ("sleep", "timeout", "it did not respond within 2 s"),
         ("hoard", "memory", "268,435,456 bytes of memory"),
         ("crash", "damaged", "SIGSEGV"),
         ("exit", "damaged", "exit status 7"),
     ],
 )
 def test_what_strikes_the_child_refuses_the_file_and_not_the_next(hostile, name: str, reason: str, words: str):
-    settings = {"max_seconds": 1.0 if name == "sleep" else 60.0, "max_memory_bytes": 256 * MIB}
+    settings = {"max_seconds": 2.0 if name == "sleep" else 60.0, "max_memory_bytes": 256 * MIB}
     before, refused = hostile(name, **settings)
     assert before == Extracted("before")
     assert (refused.place, refused.reason) == ("", reason)
@@ -121,7 +121,7 @@ def test_what_strikes_the_child_refuses_the_file_and_not_the_next(hostile, name:
 
 
 def test_a_document_may_take_long_that_shows_signs_of_life(hostile):
-    assert hostile("slow pages", max_seconds=1.0) == [Extracted("before"), Extracted("after")]
+    assert hostile("slow pages", max_seconds=2.0) == [Extracted("before"), Extracted("after")]
 
 
 def test_one_child_reads_many_files_and_printing_does_no_harm(hostile):

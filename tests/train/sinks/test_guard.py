@@ -158,7 +158,7 @@ def test_sinks_that_hang_share_one_bounded_time_and_spare_the_others(gate: threa
     warnings: list[str] = []
     good = FakeSink()
     hanging = [FakeSink(before_close=lambda: gate.wait() and None) for _ in range(3)]
-    sinks = Sinks([guard(sink, warnings) for sink in (*hanging, good)], close_seconds=0.3)
+    sinks = Sinks([guard(sink, warnings) for sink in (*hanging, good)], close_seconds=1.0)
     write(sinks, range(5))
     sinks.close()
     assert (good.steps, good.closed) == ([0, 1, 2, 3, 4], True)
