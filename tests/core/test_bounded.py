@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -122,6 +125,22 @@ def test_time_that_the_parent_takes_does_not_count(bounded):
         received.append(answer)
         time.sleep(0.4)
     assert received == [0, 1, 2, 3, 4]
+
+
+def test_an_answer_that_came_in_time_counts_though_the_parent_was_paused(bounded, monkeypatch: pytest.MonkeyPatch):
+    class PausedSocket(socket.socket):
+        """Whoever reads from it is paused for longer than the limit when something has arrived."""
+
+        def recv_into(self, *arguments: Any) -> int:
+            received = super().recv_into(*arguments)
+            clock[0] += 100
+            return received
+
+    clock = [0.0]
+    monkeypatch.setattr(socket, "socket", PausedSocket)
+    monkeypatch.setattr("sheepop.core.bounded.time", SimpleNamespace(monotonic=lambda: time.monotonic() + clock[0]))
+    process = bounded(seconds=30.0)
+    assert list(process.request({"count": 3})) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("step", [4096, MIB, 2**40])
