@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from sheepop.core.errors import UsageError
 from sheepop.interpret.control.curvature import (
+    MUON_CERTAIN,
     HessianProducts,
     MeanLoss,
     Scaling,
@@ -20,8 +21,8 @@ from sheepop.interpret.control.curvature import (
     largest_eigenvalue,
     muon_limit,
     sgd_limit,
-    stepwise_attention,
 )
+from sheepop.interpret.control.operating_point import stepwise_attention
 from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness, turning_factor
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.train.optimizers.momentum import Lion, Muon, orthogonalize
@@ -246,8 +247,9 @@ def test_a_share_alone_is_certain_where_the_scaling_does_not_follow_the_gradient
     late, early = (partial(torch.optim.AdamW, lr=RATE, betas=(0.9, beta)) for beta in (0.5, 0.9))
     kinds = (partial(torch.optim.SGD, lr=RATE), late, early, partial(Muon, lr=RATE))
     optimizers = [taken(kind, model) for kind in kinds]
-    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, math.inf]
-    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == math.inf
+    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, MUON_CERTAIN]
+    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == MUON_CERTAIN
+    assert Scaling.of(model, [optimizers[2], optimizers[3]]).certain == math.inf
 
 
 @pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW])

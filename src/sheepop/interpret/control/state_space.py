@@ -202,7 +202,7 @@ def _replaced(point: OperatingPoint, position: int, x_BD: Tensor) -> Tensor:
 
 
 def _last_stream(point: OperatingPoint, x_BTD: Tensor) -> Tensor:
-    return point.run(0, point.num_layers, x_BTD)[-1]
+    return point.through(x_BTD)[-1]
 
 
 def _dimensions(point: OperatingPoint) -> dict[str, int]:
