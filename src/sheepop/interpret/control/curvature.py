@@ -30,8 +30,8 @@ MUON_CERTAIN = 100.0
 """The share of Muon's limit from which a run is too fast.
 
 No growth follows from a share above 1, since all steps have one length. But the higher the rate, the longer weights
-and swings get, and the larger is the share: over three measurements in a row it is 3 to 40 at the best rates, up to 85
-at three times those, and from 240 on at ten times those, where the held-out loss is a fifth higher or more
+and swings get, and the larger is the share: over three measurements in a row it is 3 to 50 at the best rates, up to 85
+at three times those, and from 240 on at ten times those, where the held-out loss is 7 to 100 percent higher
 (bench/control_faults.py, docs/control.md).
 """
 
