@@ -209,24 +209,20 @@ def _unlike(rows: Sequence[Row]) -> Advice | None:
 
     Lengths are no estimates, so one measurement of them is enough. Updates vary, and the same must stand out twice.
     """
-    for key, least, count in (("size_beside_others", _TOO_LONG, 1), ("update_beside_others", _TOO_FAR, _SEVERAL)):
+    for key, least, count, found in (
+        ("size_beside_others", _TOO_LONG, 1, "{name} is {times:.1f} times as long as"),
+        ("update_beside_others", _TOO_FAR, _SEVERAL, "A step moves {name} {times:.1f} times as far as"),
+    ):
         for name, same in groupby(rows, lambda row, place=f"{key}_at": row.get(place)):  # type: ignore[misc]
-            streak = _streak(list(same), key, least, count)
-            if not streak:
-                continue
-            is_long = key == "size_beside_others"
-            found = (
-                f"{name} is {streak[0][key]:.1f} times as long as"
-                if is_long
-                else f"A step moves {name} {streak[0][key]:.1f} times as far as"
-            )
-            entry = {"pattern": str(name), "learning_rate": _SLOWER}
-            words = (
-                f"{found} the same matrix of the other blocks {_when(streak, rows)}, so that its block is unlike the "
-                "others: its initial scale, or its own rate in training.layers, is too high. Lower that, or slow the "
-                f"matrix by training.layers=[{{pattern: {name}, learning_rate: {_SLOWER}}}]."
-            )
-            return Advice(LAYER, streak[0]["step"], words, {"training.layers": [entry]})
+            if streak := _streak(list(same), key, least, count):
+                words = (
+                    f"{found.format(name=name, times=streak[0][key])} the same matrix of the other blocks "
+                    f"{_when(streak, rows)}, so that its block is unlike the others: its initial scale, or its own "
+                    "rate in training.layers, is too high. Lower that, or slow the matrix by "
+                    f"training.layers=[{{pattern: {name}, learning_rate: {_SLOWER}}}]."
+                )
+                entry = {"pattern": str(name), "learning_rate": _SLOWER}
+                return Advice(LAYER, streak[0]["step"], words, {"training.layers": [entry]})
     return None
 
 

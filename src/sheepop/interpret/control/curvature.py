@@ -31,7 +31,7 @@ MUON_CERTAIN = 100.0
 
 No growth follows from a share above 1, since all steps have one length. But the higher the rate, the longer get weights
 and swings, and the larger is the share: its geometric mean over three measurements in a row is at most 71 at the best
-rates of seven networks. All runs in which it is above 100 ended 7 percent or more above the best loss (docs/control.md).
+rates of seven networks. All runs with one above 100 ended 7 percent or more above the best loss (docs/control.md).
 """
 
 Root = Callable[[Tensor], Tensor]

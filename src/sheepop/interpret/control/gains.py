@@ -249,9 +249,8 @@ class GainChanges(PromptFinding):
 
     def is_clear(self, token: int) -> bool:
         """Whether the intervals of a token's two influences do not overlap."""
-        before, after = self.influence[:, token].tolist()
-        margins = (self.influence[:, token] * self.error[:, token]).tolist()
-        return abs(after - before) > sum(margins)
+        before, after = self.influence[:, token]
+        return bool((after - before).abs() > self.influence[:, token] @ self.error[:, token])
 
     def table(self) -> list[str]:
         """The gains of both models, and the influences that changed most."""
