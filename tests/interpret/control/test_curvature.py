@@ -204,6 +204,19 @@ def test_the_share_is_that_of_the_scaled_hessian() -> None:
     assert set(found.places) <= {name for name, weight in model.named_parameters() if weight.ndim > 1}
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, Muon])
+def test_a_decay_that_is_unstable_by_itself_leaves_all_but_no_limit(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    """From a rate times a decay of 2 on: the limit has 1e-6 where it has 2 without decay, and the share is 2e6 times."""
+    model, shares = toy().float(), []
+    optimizer = taken(partial(kind, lr=1e-3), model)
+    for decay in (0.0, 3e3):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        shares.append(measure_sharpness(model, [optimizer], batch(), torch.Generator().manual_seed(0)).share)
+    assert shares[1] == pytest.approx(2e6 * shares[0], rel=1e-3) and shares[0] > 0
+
+
 def test_what_never_had_a_gradient_does_not_move() -> None:
     """Adam would divide it by eps alone, and a dead head would look like a rate a thousand times too high."""
     model = toy(tie_weights=False)
