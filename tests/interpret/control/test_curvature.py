@@ -208,7 +208,7 @@ def test_the_share_is_that_of_the_scaled_hessian() -> None:
 def test_a_decay_that_is_unstable_by_itself_leaves_all_but_no_limit(
     kind: Callable[..., torch.optim.Optimizer],
 ) -> None:
-    """From a rate times a decay of 2 on: the limit has 1e-6 where it has 2 without decay, and the share is 2e6 times."""
+    """From a rate times a decay of 2 on, the limit has 1e-6 for its factor 2, so the share is 2e6 times as large."""
     model, shares = toy().float(), []
     optimizer = taken(partial(kind, lr=1e-3), model)
     for decay in (0.0, 3e3):
