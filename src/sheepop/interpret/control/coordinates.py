@@ -224,7 +224,7 @@ class Coordinates(Finding):
     def pictures(self) -> Iterator[Picture]:
         """The sizes before the first step, and the changes after each step, over the width."""
         chosen = {"Before the first step": self.sizes}
-        for step in {0, len(self.changes) - 1}:
+        for step in dict.fromkeys((0, len(self.changes) - 1)):
             chosen[f"Change after {counted(step + 1, 'step')}"] = self.changes[step]
         figure = bare_figure(3.6 * len(chosen) + 0.6, 3.8)
         figure.set_layout_engine("constrained")
