@@ -90,7 +90,7 @@ def compared(task: Task, steps: int) -> dict[str, Any]:
             row = {"share": share, "start": rate(start), "found": rate(last), "trainings": len(tried), "above": above}
             starts.append(row)
             print(f"{share:g} of a run: {row['start']:.2g} -> {row['found']:.2g}, {len(tried)} trainings: {above:+.2%}")
-    return {"sweep": sweep, "best": best, "starts": starts}
+    return {"sweep": {rate(place): found for place, found in sweep.items()}, "best": best, "starts": starts}
 
 
 def rate(place: int) -> float:

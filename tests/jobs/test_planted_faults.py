@@ -58,6 +58,7 @@ HEALTHY: Sequence[tuple[str, ...]] = (
     ("training.learning_rate=6e-3",),
     ("training.schedule=constant",),
     ("training.optimizer=muon", "training.learning_rate=1e-3"),
+    *(("training.optimizer=muon", "training.learning_rate=3e-2", f"seed={seed}") for seed in range(3)),
     ("training.optimizer=sgd", "training.learning_rate=0.1", "training.weight_decay=0"),
     ("training.optimizer=adam", "training.weight_decay=0"),
     ("model.norm=layernorm", "model.activation=gelu"),
@@ -84,6 +85,17 @@ def test_a_rate_1_3_times_too_high_is_named_at_once(trained: Trained) -> None:
     _, wrong = trained(*often, f"training.learning_rate={1.3 * limit}", fork=path)
     assert wrong and wrong[0].cause in (RATE, LAYER) and wrong[0].step <= 3
     assert trained(*often, f"training.learning_rate={0.5 * limit}", fork=path)[1] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rate_of_muon_far_too_high_is_named(trained: Trained, seed: int) -> None:
+    """It is 33 times the healthy one, and the loss ends above 1 nat per character instead of near 0.55."""
+    settings = ("training.optimizer=muon", "training.learning_rate=1", f"seed={seed}")
+    path, advice = trained(*settings)
+    held_out = [row["loss"] for row in read_json_lines(path / "metrics.jsonl").rows if row["split"] == "validation"]
+    assert held_out[-1] > 1
+    assert advice[0].cause in (RATE, LAYER) and advice[0].step <= 30
+    assert 1 / 32 <= advice[0].changes["training.learning_rate"] <= 1 / 8
 
 
 def test_a_dead_head_is_named(trained: Trained, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from sheepop.cli.train import options_of
 if TYPE_CHECKING:
     from sheepop.interpret.control.analyses import Analyses
     from sheepop.interpret.control.finding import Finding
-    from sheepop.jobs.analyze_run import StoppedRun
 
 app = analyze.app
 """All verbs, of this file and of that one."""
@@ -95,13 +93,11 @@ def sharpness(
 
       sheepop analyze sharpness runs/quickstart --step 100 --learning-rate 0.01
     """
+    from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, sharpness_of
 
-    def analysis(found: StoppedRun) -> Finding:
-        from sheepop.jobs.analyze_run import sharpness_of
-
-        return sharpness_of(found, rows=rows, products=products)
-
-    _run("sharpness", analysis, run, output, step, learning_rate, device, overwrite, quiet, as_json)
+    request = RunAnalysisRequest(run, output, step, learning_rate, device or "auto", overwrite)
+    found = analyze_run(request, "sharpness", lambda stopped: sharpness_of(stopped, rows=rows, products=products))
+    print_finding(found, output, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -121,13 +117,11 @@ def noise(
 
       sheepop analyze noise runs/quickstart --batches 16
     """
+    from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run, noise_of
 
-    def analysis(found: StoppedRun) -> Finding:
-        from sheepop.jobs.analyze_run import noise_of
-
-        return noise_of(found, batches=batches)
-
-    _run("noise", analysis, run, output, step, None, device, overwrite, quiet, as_json)
+    request = RunAnalysisRequest(run, output, step, None, device or "auto", overwrite)
+    found = analyze_run(request, "noise", lambda stopped: noise_of(stopped, batches=batches))
+    print_finding(found, output, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -235,21 +229,3 @@ def coordinates(
         make_console(quiet or as_json),
     )
     print_finding(check_coordinates(request), output, quiet=quiet, as_json=as_json)
-
-
-def _run(
-    verb: str,
-    analysis: Callable[[StoppedRun], Finding],
-    run: Path,
-    output: Path | None,
-    step: int | None,
-    learning_rate: float | None,
-    device: str | None,
-    overwrite: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    from sheepop.jobs.analyze_run import RunAnalysisRequest, analyze_run
-
-    request = RunAnalysisRequest(run, output, step, learning_rate, device or "auto", overwrite)
-    print_finding(analyze_run(request, verb, analysis), output, quiet=quiet, as_json=as_json)

@@ -39,8 +39,8 @@ class Picture:
 
 
 def labels_of(trace: Trace) -> list[str]:
-    """The tokens as labels, with visible spaces and line ends; a character that the font lacks becomes its number."""
-    return [_label(token.text) for token in trace.tokens]
+    """The labels of the tokens of a trace; see `label_of`."""
+    return [label_of(token.text) for token in trace.tokens]
 
 
 def attention_pictures(trace: Trace) -> Iterator[Picture]:
@@ -49,7 +49,7 @@ def attention_pictures(trace: Trace) -> Iterator[Picture]:
     The pictures are named ``attention_L0``, for an encoder ``encoder_attention_L0``, and for attention from a target to
     its source ``cross_attention_L0``.
     """
-    sources = [_label(token.text) for token in trace.source_tokens]
+    sources = [label_of(token.text) for token in trace.source_tokens]
     for stream in trace.streams:
         queries, encoder = (sources, "encoder_") if stream is trace.source else (labels_of(trace), "")
         for layer, (path, block) in enumerate(stream.paths()):
@@ -82,7 +82,7 @@ def _draw_heads(weights_HTS: Tensor, layer: int, queries: Sequence[str], keys: S
 def lens_picture(trace: Trace, lens: Lens) -> Picture:
     """The likeliest next token at every layer and position; colour is its probability."""
     labels, best = labels_of(trace), lens.probabilities[..., 0]
-    words = [[_label(trace.text_of(int(token_id))) for token_id in row] for row in lens.ids[..., 0]]
+    words = [[label_of(trace.text_of(int(token_id))) for token_id in row] for row in lens.ids[..., 0]]
     title = "Next token predicted at each layer"
     figure, axes = _layer_map(trace, best, title, "Probability", width=0.75, vmax=1, cmap="Blues")
     if len(labels) <= _WRITTEN_CELLS:
@@ -136,7 +136,7 @@ def embedding_picture(trace: Trace) -> Picture:
     figure, axes = panel(6.5, 5.5, "Embeddings of the prompt's tokens")
     across, up = found.points.T.tolist()
     axes.scatter(across, up, color=_FIRST, s=18)
-    words = [_label(trace.text_of(token_id)) for token_id in found.token_ids]
+    words = [label_of(trace.text_of(token_id)) for token_id in found.token_ids]
     for (x, y), word in zip(found.points.tolist(), words, strict=True):
         axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=8, parse_math=False)
     shares = [f"{share:.1%}" for share in found.explained]
@@ -156,7 +156,7 @@ def next_token_picture(trace: Trace, position: int, config: GenerationConfig, co
         scores = apply_top_p(scores, config.top_p)
     before, after = logits.softmax(-1)[0], scores.softmax(-1)[0]
     best = before.topk(min(count, len(before))).indices
-    words = [_label(trace.text_of(token_id)) for token_id in best.tolist()]
+    words = [label_of(trace.text_of(token_id)) for token_id in best.tolist()]
     figure, axes = panel(7, 0.26 * len(words) + 1.4, f"Next token after token {position}")
     rows = np.arange(len(words))
     axes.barh(rows - 0.2, before[best].numpy(), height=0.38, color=_FIRST, label="Unchanged")
@@ -177,8 +177,8 @@ def attribution_picture(trace: Trace, found: Attribution, count: int = 20) -> Pi
     names, values = [found.names[part] for part in shown], [found.values[part] for part in shown]
     if rest := [found.values[part] for part in order[count:]]:
         names, values = [*names, counted(len(rest), "other")], [*values, sum(rest)]
-    word = _label(trace.text_of(found.token_id))
-    against = "" if found.rival is None else f" against {_label(trace.text_of(found.rival))}"
+    word = label_of(trace.text_of(found.token_id))
+    against = "" if found.rival is None else f" against {label_of(trace.text_of(found.rival))}"
     title = f"Contributions to {word}{against} after token {found.position}: {found.total:.2f} in all"
     figure, axes = panel(7, 0.24 * len(names) + 1.4, title)
     axes.barh(range(len(names)), values, color=[_FIRST if value >= 0 else _SECOND for value in values])
@@ -229,7 +229,8 @@ def plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _label(text: str) -> str:
+def label_of(text: str) -> str:
+    """A token as a label, with visible spaces and line ends; a character that the font lacks becomes its number."""
     shown = visible_line(text).replace("\t", "\\t").replace(" ", "\u2423")
     cut = shown if len(shown) <= _LABEL else f"{shown[: _LABEL - 1]}…"
     return "".join(letter if ord(letter) in _glyphs() else f"U+{ord(letter):04X}" for letter in cut)

@@ -13,7 +13,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.files import write_json
 from sheepop.core.json_lines import read_json_lines
 from sheepop.interpret.control.advice import Advice, advice_of
-from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.finding import Finding, columns
 from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.run.open import find_resumable
@@ -64,11 +64,10 @@ class AdviceFinding(Finding):
         plain(axes)
         yield Picture("advice", figure, {})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data."""
+    def numbers(self) -> dict[str, Any]:
+        """The advice, its trial, and how often the run was measured."""
         trial = None if self.trial is None else self.trial.to_dict()
-        numbers = {"advice": [vars(each) for each in self.advice], "trial": trial, "measured": list(self.measured)}
-        return said(self, numbers)
+        return {"advice": [vars(each) for each in self.advice], "trial": trial, "measured": list(self.measured)}
 
 
 def advise(

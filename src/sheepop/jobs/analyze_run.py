@@ -24,7 +24,7 @@ from sheepop.interpret.control.stability import (
     loss_along,
     measure_sharpness,
 )
-from sheepop.interpret.control.watching import noise_sample, tables_of
+from sheepop.interpret.control.watching import noise_sample, tables_of, trained_weights, way_from
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.config import SheepOpConfig
 from sheepop.jobs.run.analysis import obstacle
@@ -145,8 +145,7 @@ def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = MO
             iterations=products,
         )
     _require_finite("curvature", sharpness.share, run)
-    trained = dict(run.model.named_parameters())
-    before = {name: weight.detach().clone() for name, weight in trained.items() if weight.requires_grad}
+    before = trained_weights(run.model)
     runner = StepRunner(
         parts.placement, parts.objective, parts.optimizers, parts.evaluation, config.training.max_grad_norm
     )
@@ -156,7 +155,7 @@ def sharpness_of(run: StoppedRun, *, rows: int | None = None, products: int = MO
         rate=run.rate,
         before_forward=lambda number: seed_torch(config.seed, "dropout", run.state.step, number),
     )
-    update = {name: trained[name].detach() - weight for name, weight in before.items()}
+    update = way_from(before, run.model)
     with parts.placement.evaluating():
         response = StepResponse.of(loss_along(run.model, before, update, batch))
         health = layer_health(run.model, batch)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from sheepop.core.console import Console
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
-from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.finding import Finding, columns
 from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.jobs.analyze import require_no_result, write_finding
 from sheepop.jobs.run.analysis import obstacle
@@ -85,11 +85,11 @@ class RateFinding(Finding):
             lines.append("The loss still falls at the last rate tried, so a run at that one can search on.")
         return [*lines, f"Set training.learning_rate={best:.3g}, where the loss is lowest, instead of {self.rate:.3g}."]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data."""
+    def numbers(self) -> dict[str, Any]:
+        """The rates, their losses, and how long each training was."""
         tried = [{"learning_rate": rate, "loss": loss} for rate, loss in self.losses.items()]
         numbers = {"learning_rate": self.rate, "best": self.best, "steps": self.steps, "total_steps": self.total}
-        return said(self, {**numbers, "tried": tried})
+        return {**numbers, "tried": tried}
 
     def pictures(self) -> Iterator[Picture]:
         """Draws the loss over the rate."""

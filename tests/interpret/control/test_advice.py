@@ -78,6 +78,18 @@ def test_far_beyond_the_limit_the_first_two_measurements_choose_a_quarter_of_wha
     assert found.changes == {"training.learning_rate": 1 / 32}
 
 
+def test_a_rate_of_muon_is_named_far_beyond_the_limit_only() -> None:
+    """Steps lower the loss of their rows, and certain is a share of 100; half of that is borne: 4 x 104 / 50 = 8.32."""
+    columns = {"sharpness_certain": [100.0] * 4, "turning_factor": [2.0] * 4}
+    assert causes(sharpness_share=[110.0, 56.0, 34.0, 60.0], **columns) == []
+    (found,) = advice_of(rows(sharpness_share=[104.0, 842.0, 850.0, 300.0], **columns))
+    assert (found.cause, found.step) == (RATE, 10) and "at 104.00 of its limit since step 10" in found.words
+    assert "a rate of 0.048 is at 50 times the limit" in found.words  # 0.1 x 50 / 104
+    assert found.changes == {"training.learning_rate": pytest.approx(1 / 8.32)}
+    (found,) = advice_of(rows(sharpness_share=[20.0, 45.0, 300.0, 90.0], **columns))  # 45 x 300 x 90 > 100^3
+    assert found.step == 20
+
+
 def paths(place: float, **columns: list[Any]) -> list[dict[str, Any]]:
     """Two measurements in a warm-up, ten at the rate 0.1, and one behind; the loss along paths is lowest at `place`.
 

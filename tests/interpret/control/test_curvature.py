@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from sheepop.core.errors import UsageError
 from sheepop.interpret.control.curvature import (
+    MUON_CERTAIN,
     HessianProducts,
     MeanLoss,
     Scaling,
@@ -20,8 +21,8 @@ from sheepop.interpret.control.curvature import (
     largest_eigenvalue,
     muon_limit,
     sgd_limit,
-    stepwise_attention,
 )
+from sheepop.interpret.control.operating_point import stepwise_attention
 from sheepop.interpret.control.stability import StepResponse, loss_along, measure_sharpness, turning_factor
 from sheepop.model import ModelConfig, Transformer, build_model
 from sheepop.train.optimizers.momentum import Lion, Muon, orthogonalize
@@ -203,6 +204,19 @@ def test_the_share_is_that_of_the_scaled_hessian() -> None:
     assert set(found.places) <= {name for name, weight in model.named_parameters() if weight.ndim > 1}
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, Muon])
+def test_a_decay_that_is_unstable_by_itself_leaves_all_but_no_limit(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    """From a rate times a decay of 2 on, the limit has 1e-6 for its factor 2, so the share is 2e6 times as large."""
+    model, shares = toy().float(), []
+    optimizer = taken(partial(kind, lr=1e-3), model)
+    for decay in (0.0, 3e3):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        shares.append(measure_sharpness(model, [optimizer], batch(), torch.Generator().manual_seed(0)).share)
+    assert shares[1] == pytest.approx(2e6 * shares[0], rel=1e-3) and shares[0] > 0
+
+
 def test_what_never_had_a_gradient_does_not_move() -> None:
     """Adam would divide it by eps alone, and a dead head would look like a rate a thousand times too high."""
     model = toy(tie_weights=False)
@@ -246,8 +260,9 @@ def test_a_share_alone_is_certain_where_the_scaling_does_not_follow_the_gradient
     late, early = (partial(torch.optim.AdamW, lr=RATE, betas=(0.9, beta)) for beta in (0.5, 0.9))
     kinds = (partial(torch.optim.SGD, lr=RATE), late, early, partial(Muon, lr=RATE))
     optimizers = [taken(kind, model) for kind in kinds]
-    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, math.inf]
-    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == math.inf
+    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, MUON_CERTAIN]
+    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == MUON_CERTAIN
+    assert Scaling.of(model, [optimizers[2], optimizers[3]]).certain == math.inf
 
 
 @pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW])

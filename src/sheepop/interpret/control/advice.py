@@ -30,16 +30,33 @@ _BROKEN, _MOST_AT_ONCE = 2.0, 32.0
 _FAR = 10**0.5
 _LASTING = 8  # paths since the rate was highest
 _ONE_PLACE = 0.8  # of the sharpest direction, which then belongs to one layer
-_LARGE_SCORE = 100.0  # of attention, whose weights are then all but 0 and 1 (Moonshot 2025, Kimi K2, clips there)
 # A batch is named as too small if another one reaches the same loss in four fifths of the time, by the lower end of the
 # noise scale's interval: it is then about three times too small.
 _SOONER = 1.25
 _MOST_ROWS = 4  # times the batch, because the time of far more rows is not known from that of few
 _FEWEST_BATCHES = 4  # for an interval of the noise scale
-_MANY_UNITS = 0.5
 # Times the median of the other blocks. Healthy runs reach 1.9, and 12 with plain descent (bench/control_faults.py).
 _TOO_LONG, _TOO_FAR = 2.5, 50.0
 _SLOWER = 0.3  # the factor of the rate of a matrix that is unlike the others
+# By the cause: what lasts, from which size on, and what is said. Weights of attention are all but 0 and 1 at a score of
+# 100 (Moonshot 2025, Kimi K2, clips there).
+_LASTING_CAUSES: Mapping[str, tuple[str, float, str, Mapping[str, Any]]] = {
+    SCORES: (
+        "attention_logit",
+        100.0,
+        "Scores of {attention_logit_at} reach {attention_logit:,.0f} {when}, so that its attention is all or nothing "
+        "and learns no more: set model.qk_norm to head, or lower the rate of this layer by an entry of "
+        "training.layers.",
+        {"model.qk_norm": "head"},
+    ),
+    UNITS: (
+        "dead_units",
+        0.5,
+        "{dead_units:.0%} of the units of {dead_units_at} are 0 on all tokens {when}: lower training.learning_rate, or "
+        "choose an activation that is not flat below 0, such as gelu or swiglu.",
+        {"training.learning_rate": 0.5},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -57,8 +74,9 @@ class Advice:
 
 def advice_of(rows: Sequence[Row]) -> list[Advice]:
     """What to change about a run with these rows of metrics; empty if nothing is wrong."""
-    measured = [row for row in rows if row.get("split") == "analysis"]
-    found = (seek(measured) for seek in (_rate, _unlike, _batch, _scores, _heads, _units))
+    rows = [row for row in rows if row.get("split") == "analysis"]
+    rate, unlike, batch, heads = _fast(rows) or _slow(rows), _unlike(rows), _batch(rows), _heads(rows)
+    found = (rate, unlike, batch, _lasting(rows, SCORES), heads, _lasting(rows, UNITS))
     return [advice for advice in found if advice is not None]
 
 
@@ -68,15 +86,15 @@ def noise_scale_of(rows: Sequence[Row]) -> NoiseScale | None:
     It grows as the loss falls. A batch serves the whole run, so the beginning counts, with its large signal. The end is
     left out, because a falling rate averages the noise as a larger batch does.
     """
-    keys = ("learning_rate", "gradient_noise", "gradient_signal")
-    measured = [row for row in rows if all(number(row.get(key)) is not None for key in keys)]
+    measured = _having(rows, "learning_rate", "gradient_noise", "gradient_signal")
     high = [row for row in measured if row["learning_rate"] >= _highest(measured) / 2]
     samples = [NoiseSample(row["gradient_noise"], row["gradient_signal"]) for row in high]
     return NoiseScale.of(samples) if len(samples) >= _FEWEST_BATCHES else None
 
 
-def _rate(rows: Sequence[Row]) -> Advice | None:
-    return _fast(rows) or _slow(rows)
+def _having(rows: Sequence[Row], *keys: str) -> list[Row]:
+    """The rows that have numbers under all these keys."""
+    return [row for row in rows if all(number(row.get(key)) is not None for key in keys)]
 
 
 def _slow(rows: Sequence[Row]) -> Advice | None:
@@ -96,10 +114,9 @@ def _slow(rows: Sequence[Row]) -> Advice | None:
 
 def _paths(rows: Sequence[Row]) -> list[Row]:
     """The rows with the loss along a path since the rate was highest, without the first quarter; none if too few."""
-    keys = ("loss_behind", "loss_ahead", "sharpness_share")
     highest = _highest(rows)
-    since = dropwhile(lambda row: row["learning_rate"] < highest, _rated(rows))
-    measured = [row for row in since if all(number(row.get(key)) is not None for key in keys)]
+    since = list(dropwhile(lambda row: row["learning_rate"] < highest, _having(rows, "learning_rate")))
+    measured = _having(since, "loss_behind", "loss_ahead", "sharpness_share")
     steady = [row for row in measured if row["learning_rate"] >= highest / 2]
     return steady[len(steady) // 4 :] if len(steady) >= _LASTING else []
 
@@ -124,12 +141,13 @@ def _fast(rows: Sequence[Row]) -> Advice | None:
         return None
     # The milder one of the first two, because single batches may be far sharper.
     first, mild = streak[0], max(streak[:_SEVERAL], key=_limit)
-    share, layer = mild["sharpness_share"], str(mild["sharpest"])
+    share, borne, layer = mild["sharpness_share"], _borne(mild), str(mild["sharpest"])
+    limit = "the limit" if borne == 1 else f"at {borne:g} times the limit, as much as runs with this optimizer bear"
     evidence = (
         f"at {share:.2f} of its limit {_when(streak, rows)} (the preconditioned sharpness is {mild['sharpness']:.3g}, "
-        f"and steps at this rate bear {mild['sharpness_limit']:.3g}: a rate of {_limit(mild):.2g} is the limit)"
+        f"and steps at this rate bear {mild['sharpness_limit']:.3g}: a rate of {_limit(mild):.2g} is {limit})"
     )
-    wanted = max(2.0, (4.0 if share >= _BROKEN else 2.0) * _highest(rows) / _limit(mild))
+    wanted = max(2.0, (4.0 if share >= _BROKEN * borne else 2.0) * _highest(rows) / _limit(mild))
     factor = min(wanted, _MOST_AT_ONCE)
     slower = "halve training.learning_rate" if factor == 2.0 else f"divide training.learning_rate by {factor:.1f}"
     if factor < wanted:
@@ -146,22 +164,30 @@ def _fast(rows: Sequence[Row]) -> Advice | None:
 
 
 def _limit(row: Row) -> float:
-    """The rate at which a step like that of this row would be at its limit."""
-    return float(row["learning_rate"] / row["sharpness_share"])
+    """The rate at which a step like that of this row would be at the share of its limit that a run bears."""
+    return float(row["learning_rate"] * _borne(row) / row["sharpness_share"])
 
 
 def _highest(rows: Sequence[Row]) -> float:
-    return max((row["learning_rate"] for row in _rated(rows)), default=0.0)
+    return max((row["learning_rate"] for row in _having(rows, "learning_rate")), default=0.0)
 
 
-def _rated(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if number(row.get("learning_rate")) is not None]
+def _certain(row: Row) -> float:
+    """The share from which instability is certain, infinite if from none."""
+    certain = number(row.get("sharpness_certain", _CERTAIN))
+    return math.inf if certain is None else certain
+
+
+def _borne(row: Row) -> float:
+    """The share of the limit that a run bears: half of that from which instability is certain, but at least 1."""
+    certain = _certain(row)
+    return max(1.0, certain / _BROKEN) if certain < math.inf else 1.0
 
 
 def _is_harmful(row: Row) -> bool:
     """Whether a rate near its limit, or beyond it, is too high: its step raises the loss, or instability is certain."""
-    certain, turn = number(row.get("sharpness_certain", _CERTAIN)), number(row.get("turning_factor"))
-    return turn is None or turn < _HARMLESS_TURN or (certain is not None and row["sharpness_share"] >= certain)
+    turn = number(row.get("turning_factor"))
+    return turn is None or turn < _HARMLESS_TURN or row["sharpness_share"] >= _certain(row)
 
 
 def _swinging(rows: Sequence[Row]) -> list[Row]:
@@ -170,10 +196,10 @@ def _swinging(rows: Sequence[Row]) -> list[Row]:
     Steps that swing across a valley are on its steep side and on its flat side in turn, so that few shares in a row are
     high.
     """
-    measured = [row for row in rows if number(row.get("sharpness_share")) is not None]
+    measured = _having(rows, "sharpness_share")
     for three in zip(measured, measured[1:], measured[2:], strict=False):
-        certain, shares = number(three[0].get("sharpness_certain", _CERTAIN)), [row["sharpness_share"] for row in three]
-        if certain is not None and min(shares) > 0 and math.prod(shares) >= certain**3:
+        shares = [row["sharpness_share"] for row in three]
+        if min(shares) > 0 and math.prod(shares) >= _certain(three[0]) ** 3:
             return list(three)
     return []
 
@@ -183,24 +209,20 @@ def _unlike(rows: Sequence[Row]) -> Advice | None:
 
     Lengths are no estimates, so one measurement of them is enough. Updates vary, and the same must stand out twice.
     """
-    for key, least, count in (("size_beside_others", _TOO_LONG, 1), ("update_beside_others", _TOO_FAR, _SEVERAL)):
+    for key, least, count, found in (
+        ("size_beside_others", _TOO_LONG, 1, "{name} is {times:.1f} times as long as"),
+        ("update_beside_others", _TOO_FAR, _SEVERAL, "A step moves {name} {times:.1f} times as far as"),
+    ):
         for name, same in groupby(rows, lambda row, place=f"{key}_at": row.get(place)):  # type: ignore[misc]
-            streak = _streak(list(same), key, least, count)
-            if not streak:
-                continue
-            is_long = key == "size_beside_others"
-            found = (
-                f"{name} is {streak[0][key]:.1f} times as long as"
-                if is_long
-                else f"A step moves {name} {streak[0][key]:.1f} times as far as"
-            )
-            entry = {"pattern": str(name), "learning_rate": _SLOWER}
-            words = (
-                f"{found} the same matrix of the other blocks {_when(streak, rows)}, so that its block is unlike the "
-                "others: its initial scale, or its own rate in training.layers, is too high. Lower that, or slow the "
-                f"matrix by training.layers=[{{pattern: {name}, learning_rate: {_SLOWER}}}]."
-            )
-            return Advice(LAYER, streak[0]["step"], words, {"training.layers": [entry]})
+            if streak := _streak(list(same), key, least, count):
+                words = (
+                    f"{found.format(name=name, times=streak[0][key])} the same matrix of the other blocks "
+                    f"{_when(streak, rows)}, so that its block is unlike the others: its initial scale, or its own "
+                    "rate in training.layers, is too high. Lower that, or slow the matrix by "
+                    f"training.layers=[{{pattern: {name}, learning_rate: {_SLOWER}}}]."
+                )
+                entry = {"pattern": str(name), "learning_rate": _SLOWER}
+                return Advice(LAYER, streak[0]["step"], words, {"training.layers": [entry]})
     return None
 
 
@@ -247,26 +269,9 @@ def seconds_of_step(rows: Sequence[Row]) -> tuple[float, float] | None:
     return max(0.0, few - count * of_row), of_row
 
 
-def _scores(rows: Sequence[Row]) -> Advice | None:
-    words = (
-        "Scores of {attention_logit_at} reach {attention_logit:,.0f} {when}, so that its attention is all or nothing "
-        "and learns no more: set model.qk_norm to head, or lower the rate of this layer by an entry of training.layers."
-    )
-    return _lasting(rows, "attention_logit", _LARGE_SCORE, SCORES, words, {"model.qk_norm": "head"})
-
-
-def _units(rows: Sequence[Row]) -> Advice | None:
-    words = (
-        "{dead_units:.0%} of the units of {dead_units_at} are 0 on all tokens {when}: lower training.learning_rate, or "
-        "choose an activation that is not flat below 0, such as gelu or swiglu."
-    )
-    return _lasting(rows, "dead_units", _MANY_UNITS, UNITS, words, {"training.learning_rate": 0.5})
-
-
-def _lasting(
-    rows: Sequence[Row], key: str, least: float, cause: str, words: str, changes: Mapping[str, Any]
-) -> Advice | None:
-    """Advice with the step and the numbers of a stretch whose `key` is at least `least`; None if there is none."""
+def _lasting(rows: Sequence[Row], cause: str) -> Advice | None:
+    """Advice with the step and the numbers of a stretch with a cause of `_LASTING_CAUSES`; None if there is none."""
+    key, least, words, changes = _LASTING_CAUSES[cause]
     streak = _streak(rows, key, least)
     if not streak:
         return None
@@ -303,8 +308,7 @@ def _streak(
     rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL, holds: Callable[[Row], bool] = lambda row: True
 ) -> list[Row]:
     """The first stretch of `count` rows or more that hold and have a `key` of at least `least`; empty if none has."""
-    measured = [row for row in rows if number(row.get(key)) is not None]
-    grouped = groupby(measured, lambda row: row[key] >= least and holds(row))
+    grouped = groupby(_having(rows, key), lambda row: row[key] >= least and holds(row))
     stretches = (list(found) for is_high, found in grouped if is_high)
     return next((found for found in stretches if len(found) >= count), [])
 
@@ -318,7 +322,4 @@ def _when(streak: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def power_of_two(rows: float) -> int:
     """The power of two nearest to a number of rows."""
-    found = 1
-    while found * 1.5 <= rows:
-        found *= 2
-    return found
+    return int(2 ** (1 + math.floor(math.log2(max(1.0, rows) / 1.5))))

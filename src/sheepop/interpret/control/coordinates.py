@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sheepop.core.errors import ConfigError, UsageError
 from sheepop.core.facts import counted
-from sheepop.interpret.control.finding import Finding, columns, said
+from sheepop.interpret.control.finding import Finding, columns
 from sheepop.interpret.pictures import Picture, plain
 from sheepop.model import ModelConfig, Transformer
 from sheepop.model.probe import named_probes, record
@@ -159,6 +159,10 @@ class Coordinates(Finding):
         """The growth of the change of each place after the last step."""
         return [Growth.of(self.widths, row) for row in self.changes[-1].tolist()]
 
+    @property
+    def _behind(self) -> str:
+        return f"after {counted(len(self.changes), 'step')}"
+
     def table(self) -> list[str]:
         """For each place the growth before the first step, that of the change after the last one, and the changes."""
         every = zip(self.places, self.at_start, self.after, self.changes[-1].tolist(), strict=True)
@@ -167,60 +171,43 @@ class Coordinates(Finding):
             for place, start, after, changes in every
         ]
         head = ["place", "at start:.2f", "change:.2f", "interval", *(f"d_model {width}:.3g" for width in self.widths)]
-        return [f"Factors for each doubling of the width, and changes after {self._steps}:", *columns(head, rows)]
-
-    @property
-    def _steps(self) -> str:
-        return counted(len(self.changes), "step")
+        return [f"Factors for each doubling of the width, and changes {self._behind}:", *columns(head, rows)]
 
     def sentences(self) -> list[str]:
         """Whether activations change equally at every width, and what follows for the learning rate."""
-        after = dict(zip(self.places, self.after, strict=True))
-        growing = {name: found for name, found in after.items() if found.direction > 0}
-        falling = {name: found for name, found in after.items() if found.direction < 0}
-        ends = f"from d_model {self.widths[0]} to {self.widths[-1]}"
-        counts = f"Of {counted(len(after), 'place')}, {len(growing)} grow and {len(falling)} fall."
-        if (broken := self._broken()) is not None:
-            return [broken]
-        if not growing and not falling:
-            most = max(after.values(), key=lambda found: abs(math.log(found.factor)))
+        if broken := (~self.changes.isfinite()).nonzero().tolist():
+            step, place, width = broken[0]
             return [
-                f"After {self._steps} every activation has changed about equally at every width {ends}; the factor for "
-                f"each doubling that is farthest from 1 is {most.factor:.2f}. A learning rate tuned at one of these "
-                "widths fits the others."
+                f"Numbers of the {named(self.places[place])} are not finite at d_model {self.widths[width]} after "
+                f"{counted(step + 1, 'step')}. Lower the rate with --learning-rate."
             ]
-        name, found = (
-            max(growing.items(), key=lambda item: item[1].factor)
-            if growing
-            else min(falling.items(), key=lambda item: item[1].factor)
-        )
+        after = sorted(zip(self.after, self.places, strict=True), key=lambda pair: pair[0].factor)
+        growing, falling = ([pair for pair in after if pair[0].direction == sign] for sign in (1, -1))
+        ends = f"from d_model {self.widths[0]} to {self.widths[-1]}"
+        if not growing and not falling:
+            most = max((found.factor for found, _ in after), key=lambda factor: abs(math.log(factor)))
+            return [
+                f"{self._behind.capitalize()} every activation has changed about equally at every width {ends}; the "
+                f"factor for each doubling that is farthest from 1 is {most:.2f}. A learning rate tuned at one of "
+                "these widths fits the others."
+            ]
+        found, name = growing[-1] if growing else falling[0]
         verb, effect = ("grows", "high") if growing else ("falls", "low")
-        lines = [
-            f"The change of the {named(name)} after {self._steps} {verb} by a factor of {found.factor:.2f} "
-            f"({found.low:.2f} to {found.high:.2f}) for each doubling of the width {ends}. {counts}"
-        ]
         transfer = f"A learning rate tuned at one width is too {effect} for a wider network."
+        remedy = f"Set model.initialization=mup and model.mup_base_d_model={self.widths[0]}"
+        verdict = f"This parametrisation is not muP. {transfer} {remedy}, or tune the rate at each width."
         if self.is_mup:
             reason = "although its initialization is mup: the rate may be too high, or a part may have no rule"
-            return [*lines, f"This network does not train like muP, {reason}. {transfer}"]
+            verdict = f"This network does not train like muP, {reason}. {transfer}"
         return [
-            *lines,
-            f"This parametrisation is not muP. {transfer} Set model.initialization=mup and "
-            f"model.mup_base_d_model={self.widths[0]}, or tune the rate at each width.",
+            f"The change of the {named(name)} {self._behind} {verb} by a factor of {found.factor:.2f} "
+            f"({found.low:.2f} to {found.high:.2f}) for each doubling of the width {ends}. "
+            f"Of {counted(len(after), 'place')}, {len(growing)} grow and {len(falling)} fall.",
+            verdict,
         ]
 
-    def _broken(self) -> str | None:
-        places = (~self.changes.isfinite()).nonzero().tolist()
-        if not places:
-            return None
-        step, place, width = places[0]
-        return (
-            f"Numbers of the {named(self.places[place])} are not finite at d_model {self.widths[width]} after "
-            f"{counted(step + 1, 'step')}. Lower the rate with --learning-rate."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data."""
+    def numbers(self) -> dict[str, Any]:
+        """The sizes and changes of every place, and their growth."""
         places = [
             {
                 "place": named(name),
@@ -232,18 +219,17 @@ class Coordinates(Finding):
             }
             for number, (name, start, after) in enumerate(zip(self.places, self.at_start, self.after, strict=True))
         ]
-        numbers = {"widths": list(self.widths), "learning_rate": self.rate, "is_mup": self.is_mup, "places": places}
-        return said(self, numbers)
+        return {"widths": list(self.widths), "learning_rate": self.rate, "is_mup": self.is_mup, "places": places}
 
     def pictures(self) -> Iterator[Picture]:
         """The sizes before the first step, and the changes after each step, over the width."""
-        panels = {"Before the first step": self.sizes}
-        panels |= {f"Change after {counted(step + 1, 'step')}": change for step, change in enumerate(self.changes)}
-        chosen = [*list(panels.items())[:2], *list(panels.items())[-1:]] if len(panels) > 2 else list(panels.items())
+        chosen = {"Before the first step": self.sizes}
+        for step in dict.fromkeys((0, len(self.changes) - 1)):
+            chosen[f"Change after {counted(step + 1, 'step')}"] = self.changes[step]
         figure = bare_figure(3.6 * len(chosen) + 0.6, 3.8)
         figure.set_layout_engine("constrained")
         colours = dict(zip(_PLACES, _COLOURS, strict=True))
-        for axes, (title, sizes) in zip(figure.subplots(1, len(chosen), squeeze=False)[0], chosen, strict=True):
+        for axes, (title, sizes) in zip(figure.subplots(1, len(chosen)), chosen.items(), strict=True):
             for place, row in zip(self.places, sizes.tolist(), strict=True):
                 kind = str(_kind(place))
                 axes.plot(self.widths, row, color=colours[kind], marker="o", markersize=3, label=_PLACES[kind])

@@ -145,28 +145,22 @@ class Decode(Finding):
 
     def _loop_words(self) -> str:
         own, phrase = self.chances[0], self.phrase
-        if not self.is_looping:
+        if self.loop is None or not self.is_looping:
             if own.last >= _LIKELY and own.gain > 1:
-                return (
-                    f"The text does not loop, but once {phrase!r} is repeated, one more repeat has the probability "
-                    f"{own.last:.2f}."
-                )
+                likely = f"once {phrase!r} is repeated, one more repeat has the probability {own.last:.2f}"
+                return f"The text does not loop, but {likely}."
             return f"The sampler does not loop: one more repeat of {phrase!r} has the probability {own.last:.2g}."
-        assert self.loop is not None
         words = (
             f"The sampler loops: the text repeats {phrase!r} {self.loop.repeats} times, one more repeat has the "
             f"probability {own.last:.2f}, and each repeat multiplies its odds by {own.gain:.2g}."
         )
-        cures = [each for each in self.chances[1:] if each.last < _EVEN]
-        if not cures:
+        cure = next((each for each in self.chances[1:] if each.last < _EVEN), None)
+        if cure is None:
             return f"{words} No temperature or penalty that was tried breaks the loop; change the prompt."
-        cure = cures[0]
-        setting = (
-            f"a temperature of {cure.temperature:g}"
-            if cure.repetition_penalty == own.repetition_penalty
-            else f"a repetition penalty of {cure.repetition_penalty:g}"
-        )
-        return f"{words} With {setting} the probability is {cure.last:.2g}."
+        setting = f"temperature of {cure.temperature:g}"
+        if cure.repetition_penalty != own.repetition_penalty:
+            setting = f"repetition penalty of {cure.repetition_penalty:g}"
+        return f"{words} With a {setting} the probability is {cure.last:.2g}."
 
     def pictures(self) -> Iterator[Picture]:
         """The decay of a change in a fixed text, and the survival of two sampled ones."""

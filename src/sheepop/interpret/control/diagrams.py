@@ -11,6 +11,7 @@ read again. G maps the vectors u_i at the input to the expected vectors y_i of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 _STEPS = 12
 _MOST_BOXES = 14
-_WIDTH, _HEIGHT, _STEP = 2.8, 0.62, 1.0
+_WIDTH, _HEIGHT = 2.8, 0.62
+_SUM = 0.16  # half the height of a sum
 _INK, _FILL, _LOOP = "#24292f", "#eaf2fb", "#d55e00"
 _TITLES = {"a": "as it is", "b": "input joined", "c": "blocks joined", "d": "one map", "e": "the loop of generation"}
 _POSITIONS = {
@@ -136,7 +138,7 @@ def forward_map(point: OperatingPoint) -> Jacobian:
     model = point.model
 
     def function(x_TD: Tensor) -> Tensor:
-        p_TV = point.logits(point.run(0, point.num_layers, x_TD[None])[-1])[0].softmax(-1)
+        p_TV = point.logits(point.through(x_TD[None])[-1])[0].softmax(-1)
         expected_TD = p_TV @ model.embedding.weight * model.embedding_scale
         return expected_TD if model.embedding_norm is None else model.embedding_norm(expected_TD)
 
@@ -201,9 +203,7 @@ def block_diagrams(
     def measured(name: str, map_: LinearMap) -> Gain:
         return gain_of(name, map_, _STEPS, probes, seed)
 
-    last = point.derivative(
-        lambda x_TD: point.read_in_nats(point.run(0, point.num_layers, x_TD[None])[-1][0, -1:]), point.states[0]
-    )
+    last = point.derivative(lambda x_TD: point.read_in_nats(point.through(x_TD[None])[-1][0, -1:]), point.states[0])
     return BlockDiagrams(
         point.notes,
         point.tokens,
@@ -253,29 +253,22 @@ def draw_reduction(steps: Mapping[str, Sequence[Box]], forward: Box, closed: Gai
     """The steps (a) to (d) side by side, each from top to bottom, and the closed loop (e)."""
     columns = {step: shortened(boxes) for step, boxes in steps.items()}
     high = max(map(len, columns.values())) + 1.0
-    figure = bare_figure(3.05 * (len(columns) + 1), 0.55 * high * _STEP + 1.0)
+    figure = bare_figure(3.05 * len(_TITLES), 0.55 * high + 1.0)
     figure.set_layout_engine("constrained")
-    panels = figure.subplots(1, len(columns) + 1)
-    for axes, (step, boxes) in zip(panels, columns.items(), strict=False):
+    panels = dict(zip(_TITLES, figure.subplots(1, len(_TITLES)), strict=True))
+    for step, axes in panels.items():
         _prepare(axes, f"({step}) {_TITLES[step]}", high)
-        _chain(axes, [Box("tokens t", ""), *boxes, Box("prediction", "")], 0.0, high)
-    axes = panels[-1]
-    _prepare(axes, f"(e) {_TITLES['e']}", high)
-    middle = high / 2
-    axes.text(0, middle + 2.4, "r: vectors of the prompt", ha="center", va="center", fontsize=7)
-    _arrow(axes, (0, middle + 2.2), (0, middle + 1.62))
-    _sum(axes, 0, middle + 1.45)
-    _arrow(axes, (0, middle + 1.28), (0, middle + _HEIGHT / 2 + 0.3))
-    _draw_box(axes, forward, 0, middle + 0.3)
-    _arrow(axes, (0, middle - _HEIGHT / 2 + 0.3), (0, middle - 1.5))
-    axes.text(0, middle - 1.75, "y: expected next vectors", ha="center", va="center", fontsize=7)
-    turn, below, above = 1.8, middle - 0.9, middle + 1.45
-    axes.plot([0, turn, turn], [below, below, middle - 0.25], color=_LOOP, linewidth=1.2)
-    axes.text(turn, middle + 0.2, "H\nchoose,\nembed,\n+1", ha="center", va="center", fontsize=7, color=_LOOP)
-    axes.plot([turn, turn], [middle + 0.7, above], color=_LOOP, linewidth=1.2)
-    _arrow(axes, (turn, above), (0.17, above), color=_LOOP)
+    for step, boxes in columns.items():
+        _column(panels[step], 0, high - 0.4, ["tokens t", *boxes, "prediction"])
+    axes, top = panels["e"], high / 2 + 2.2
+    _column(axes, 0, top, ["r: vectors of the prompt", "+", forward, "y: expected next vectors"], distance=1.2)
+    turn, joins, leaves = 1.8, top - 1.2, top - 3.1
+    axes.plot([0, turn, turn], [leaves, leaves, top - 2.6], color=_LOOP, linewidth=1.2)
+    axes.text(turn, top - 2.1, "H\nchoose,\nembed,\n+1", ha="center", va="center", fontsize=7, color=_LOOP)
+    axes.plot([turn, turn], [top - 1.6, joins], color=_LOOP, linewidth=1.2)
+    _arrow(axes, (turn, joins), (0.17, joins), color=_LOOP)
     text = f"$y = (I + G H)^{{-1}} G\\, r$\nlargest {closed.largest:.3g}, typical {closed.typical.value:.3g}"
-    axes.text(0, middle - 2.6, text, ha="center", va="center", fontsize=8)
+    axes.text(0, top - 4.6, text, ha="center", va="center", fontsize=8)
     return Picture("blocks", figure, {})
 
 
@@ -304,12 +297,12 @@ def draw_block(layer: int, layout: str, boxes: Mapping[str, Box]) -> Picture:
         beside = (-3.1, 3.1)[number] if is_parallel else 2.2
         _branch(axes, [boxes[name] for name in names], beside, split, end)
         if number == 0 or not is_parallel:
-            _arrow(axes, (0, begin), (0, end + 0.16))
-            _sum(axes, 0, end)
-        begin = end - 0.16
+            _arrow(axes, (0, begin), (0, end + _SUM))
+            _element(axes, "+", 0, end)
+        begin = end - _SUM
         for name in behind[number]:
             _arrow(axes, (0, begin), (0, begin - 0.28))
-            _draw_box(axes, boxes[name], 0, begin - 0.28 - _HEIGHT / 2)
+            _element(axes, boxes[name], 0, begin - 0.28 - _HEIGHT / 2)
             begin -= 0.28 + _HEIGHT
     _arrow(axes, (0, begin), (0, begin - 0.3))
     axes.text(0, begin - 0.5, f"$h_{{{layer + 1}}}$", ha="center", va="center", fontsize=10)
@@ -319,14 +312,10 @@ def draw_block(layer: int, layout: str, boxes: Mapping[str, Box]) -> Picture:
 def _branch(axes: Axes, boxes: Sequence[Box], beside: float, split: float, end: float) -> None:
     """A branch that leaves the stream at height `split`, and joins it at `end`."""
     axes.plot([0, beside], [split, split], color=_INK, linewidth=1.0)
-    top = split
-    for place, box in enumerate(boxes):
-        middle = split - 0.6 - place
-        _arrow(axes, (beside, top), (beside, middle + _HEIGHT / 2))
-        _draw_box(axes, box, beside, middle)
-        top = middle - _HEIGHT / 2
-    axes.plot([beside, beside], [top, end], color=_INK, linewidth=1.0)
-    _arrow(axes, (beside, end), (0.16 if beside > 0 else -0.16, end))
+    _arrow(axes, (beside, split), (beside, split - 0.6 + _HEIGHT / 2))
+    last = _column(axes, beside, split - 0.6, boxes)
+    axes.plot([beside, beside], [last - _HEIGHT / 2, end], color=_INK, linewidth=1.0)
+    _arrow(axes, (beside, end), (math.copysign(_SUM, beside), end))
 
 
 def shortened(boxes: Sequence[Box]) -> list[Box]:
@@ -337,17 +326,19 @@ def shortened(boxes: Sequence[Box]) -> list[Box]:
     return [*boxes[:kept], Box(f"{len(boxes) - 2 * kept} more blocks", ""), *boxes[-kept:]]
 
 
-def _chain(axes: Axes, boxes: Sequence[Box], x: float, high: float) -> None:
-    y = high - 0.4
-    for number, box in enumerate(boxes):
-        if box.text or 0 < number < len(boxes) - 1:
-            _draw_box(axes, box, x, y)
-        else:
-            axes.text(x, y, box.name, ha="center", va="center", fontsize=7)
-        if number + 1 < len(boxes):
-            gap = _HEIGHT / 2 if box.text else 0.18
-            _arrow(axes, (x, y - gap), (x, y - _STEP + (_HEIGHT / 2 if number + 2 < len(boxes) else 0.18)))
-        y -= _STEP
+def _column(axes: Axes, x: float, y: float, elements: Sequence[Box | str], distance: float = 1.0) -> float:
+    """Draws elements from the height `y` down, joined by arrows, and returns the height of the last one."""
+    for number, element in enumerate(elements):
+        half = _half_height(element)
+        if number:
+            _arrow(axes, (x, y - _half_height(elements[number - 1])), (x, y - distance + half))
+            y -= distance
+        _element(axes, element, x, y)
+    return y
+
+
+def _half_height(element: Box | str) -> float:
+    return _HEIGHT / 2 if isinstance(element, Box) else (_SUM if element == "+" else 0.18)
 
 
 def _prepare(axes: Axes, title: str, high: float, left: float = -2.1, right: float = 2.1, *, low: float = -0.8) -> None:
@@ -357,21 +348,23 @@ def _prepare(axes: Axes, title: str, high: float, left: float = -2.1, right: flo
     axes.set_axis_off()
 
 
-def _draw_box(axes: Axes, box: Box, x: float, y: float) -> None:
+def _element(axes: Axes, element: Box | str, x: float, y: float) -> None:
+    """Draws a box, a sum or a text around a point."""
     from matplotlib.patches import FancyBboxPatch
 
+    if isinstance(element, str):
+        if element == "+":
+            axes.plot([x], [y], marker="o", markersize=11, markerfacecolor="white", markeredgecolor=_INK)
+        axes.text(x, y, element, ha="center", va="center", fontsize=9 if element == "+" else 7)
+        return
     shape = FancyBboxPatch(
         (x - _WIDTH / 2, y - _HEIGHT / 2), _WIDTH, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.08",
         facecolor=_FILL, edgecolor=_INK, linewidth=0.9,
     )  # fmt: skip
     axes.add_patch(shape)
-    axes.text(x, y + (0.12 if box.text else 0), box.name, ha="center", va="center", fontsize=7.5, fontweight="bold")
-    axes.text(x, y - 0.14, box.text, ha="center", va="center", fontsize=6)
-
-
-def _sum(axes: Axes, x: float, y: float) -> None:
-    axes.plot([x], [y], marker="o", markersize=11, markerfacecolor="white", markeredgecolor=_INK)
-    axes.text(x, y, "+", ha="center", va="center", fontsize=9)
+    name_y = y + (0.12 if element.text else 0)
+    axes.text(x, name_y, element.name, ha="center", va="center", fontsize=7.5, fontweight="bold")
+    axes.text(x, y - 0.14, element.text, ha="center", va="center", fontsize=6)
 
 
 def _arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], **style: Any) -> None:

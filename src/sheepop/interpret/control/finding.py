@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sheepop.core.facts import visible_line
 from sheepop.core.files import finite
-from sheepop.interpret.pictures import Picture, name_ticks, panel, plain
+from sheepop.interpret.pictures import Picture, label_of, name_ticks, panel, plain
 from sheepop.report.palette import TRAIN, VALIDATION
 
 _COLOURS = (VALIDATION, TRAIN, "#009e73", "#848b94")
@@ -44,9 +44,15 @@ class Finding(ABC):
         """Pictures of the numbers; none by default."""
         yield from ()
 
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of `to_dict`: by default those of all fields and of `derived`, without those of `left_out`."""
+        return {name: each for name, each in data_of(self).items() if name not in self.left_out}
+
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as plain data; ``--json`` prints it."""
-        return said(self, {name: each for name, each in data_of(self).items() if name not in self.left_out})
+        """Everything as plain data, with null for numbers that are not finite; ``--json`` prints it."""
+        words = {"analysis": self.verb, "sentences": self.sentences(), "notes": list(self.notes)}
+        found: dict[str, Any] = finite({**words, **self.numbers()})
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,16 +61,14 @@ class PromptFinding(Finding):
 
     tokens: list[str]
 
+    @property
+    def labels(self) -> list[str]:
+        """The tokens as labels of a picture."""
+        return list(map(label_of, self.tokens))
+
     def named(self, token: int) -> str:
         """A token in words, by its number."""
         return f"token {token} ({visible_line(self.tokens[token])!r})"
-
-
-def said(finding: Finding, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """What `to_dict` returns of a finding that names its numbers itself; those that are not finite are null."""
-    words = {"analysis": finding.verb, "sentences": finding.sentences(), "notes": list(finding.notes)}
-    found: dict[str, Any] = finite({**words, **numbers})
-    return found
 
 
 def data_of(value: Any) -> Any:
@@ -90,19 +94,15 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     if not rows:
         return []
     names, _, formats = zip(*(name.partition(":") for name in head), strict=True)
-    written = (
-        [each if isinstance(each, str) else f"{each:{form}}" for each, form in zip(row, formats, strict=True)]
+    written = [
+        [each if isinstance(each, str) else format(each, form) for each, form in zip(row, formats, strict=True)]
         for row in rows
-    )
-    cells = [list(names), *written]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
-    return [
-        "  ".join(
-            text.ljust(width) if place == 0 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
     ]
+    first, *others = zip(names, *written, strict=True)
+    wide = max(map(len, first))
+    aligned = [[cell.ljust(wide) for cell in first]]
+    aligned += [[cell.rjust(max(map(len, cells))) for cell in cells] for cells in others]
+    return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
 def heat_map(

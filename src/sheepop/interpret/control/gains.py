@@ -20,7 +20,7 @@ from sheepop.interpret.control.finding import PromptFinding, columns, heat_map, 
 from sheepop.interpret.control.influence import influences
 from sheepop.interpret.control.jacobian import Interval, LinearMap, Spectrum, probed, singular_values, typical_gain
 from sheepop.interpret.control.operating_point import OperatingPoint
-from sheepop.interpret.pictures import Picture, labels_of
+from sheepop.interpret.pictures import Picture
 
 _STEPS_OF_PARTS, _STEPS_COMPARED = 12, 16
 _CHANGES_SHOWN = 8
@@ -78,8 +78,7 @@ class Gains(PromptFinding):
     """
 
     verb: ClassVar[str] = "gains"
-    derived: ClassVar[tuple[str, ...]] = ("product", "relative")
-    labels: list[str]
+    derived: ClassVar[tuple[str, ...]] = ("labels", "product", "relative")
     blocks: tuple[BlockGains, ...]
     whole: Gain
     head: Gain
@@ -170,7 +169,6 @@ def gains(point: OperatingPoint, *, steps: int = 32, probes: int = 8, seed: int 
     return Gains(
         point.notes,
         point.tokens,
-        labels_of(point.trace),
         blocks,
         whole,
         gain_of("head", head, steps, probes, seed),
@@ -210,7 +208,7 @@ def parts_of_block(point: OperatingPoint, layer: int, steps: int, probes: int, s
 
 def _reached(point: OperatingPoint, probes: int, seed: int) -> list[Interval]:
     """Returns the typical gains from the embeddings to the stream after each block."""
-    stacked = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), point.states[0])
+    stacked = point.derivative(lambda x_TD: torch.cat(point.through(x_TD[None])), point.states[0])
     size = point.states[0].numel()
     found = [each.sum((1, 2)) / size for each in probed(stacked.jvp, point.states[0], probes, seed, "reached")]
     return [Interval.of_root(squares) for squares in torch.stack(found, 1)]
@@ -220,7 +218,7 @@ def _in_nats(point: OperatingPoint, probes: int, seed: int) -> Tensor:
     """Returns the typical gains (L + 1, T) from the stream before each block, at each token, to the next prediction."""
     first = point.states[:1].clone().requires_grad_()
     with torch.enable_grad():
-        streams = [first, *point.run(0, point.num_layers, first)]
+        streams = [first, *point.through(first)]
         value = point.read_in_nats(streams[-1][0, -1:])
 
     def pulled(cotangent: Tensor) -> Tensor:
@@ -251,9 +249,8 @@ class GainChanges(PromptFinding):
 
     def is_clear(self, token: int) -> bool:
         """Whether the intervals of a token's two influences do not overlap."""
-        before, after = self.influence[:, token].tolist()
-        margins = (self.influence[:, token] * self.error[:, token]).tolist()
-        return abs(after - before) > sum(margins)
+        before, after = self.influence[:, token]
+        return bool((after - before).abs() > self.influence[:, token] @ self.error[:, token])
 
     def table(self) -> list[str]:
         """The gains of both models, and the influences that changed most."""

@@ -18,7 +18,7 @@ from sheepop.interpret.control.finding import PromptFinding, columns, heat_map
 from sheepop.interpret.control.jacobian import LinearMap, probed, root_intervals, signs
 from sheepop.interpret.control.loops import divergence
 from sheepop.interpret.control.operating_point import OperatingPoint
-from sheepop.interpret.pictures import Picture, labels_of
+from sheepop.interpret.pictures import Picture
 from sheepop.interpret.trace import Trace
 
 _SHOWN = 12
@@ -34,8 +34,7 @@ class Influence(PromptFinding):
     """
 
     verb: ClassVar[str] = "influence"
-    derived: ClassVar[tuple[str, ...]] = ("disagreement",)
-    labels: list[str]
+    derived: ClassVar[tuple[str, ...]] = ("labels", "disagreement")
     influence: Tensor
     error: Tensor
     rollout: Tensor
@@ -88,9 +87,9 @@ class Influence(PromptFinding):
 
     def pictures(self) -> Iterator[Picture]:
         """A map of each measure."""
-        files = {"influence": "Share of influence", "influence_rollout": "Attention rollout"}
-        files |= {"influence_attention": "Mean attention weight"}
-        for (name, title), shares in zip(files.items(), self.shares.values(), strict=True):
+        titles = ("Share of influence", "Attention rollout", "Mean attention weight")
+        files = ("influence", "influence_rollout", "influence_attention")
+        for name, title, shares in zip(files, titles, self.shares.values(), strict=True):
             yield heat_map(name, title, shares, self.labels, self.labels, "Share of the row")
 
 
@@ -98,7 +97,7 @@ def influence(point: OperatingPoint, *, probes: int = 4, seed: int = 0) -> Influ
     """Measures all influences at an operating point, by `probes` backward passes for each token."""
     found, error = influences(point.between(0, point.num_layers), probes, seed)
     rollout, attention = _by_attention(point.trace)
-    return Influence(point.notes, point.tokens, labels_of(point.trace), found, error, rollout, attention)
+    return Influence(point.notes, point.tokens, found, error, rollout, attention)
 
 
 def influences(
@@ -149,8 +148,7 @@ class Impulse(PromptFinding):
     """
 
     verb: ClassVar[str] = "impulse"
-    derived: ClassVar[tuple[str, ...]] = ("nonlinearity",)
-    labels: list[str]
+    derived: ClassVar[tuple[str, ...]] = ("labels", "nonlinearity")
     position: int
     size: float
     response: Tensor
@@ -163,12 +161,16 @@ class Impulse(PromptFinding):
         """The largest distance between response and prediction, relative to the largest response."""
         return float((self.response - self.linear).abs().max() / self.response.max())
 
+    @property
+    def places(self) -> list[str]:
+        """What the rows of `response` are behind."""
+        return ["embedding", *(f"block {layer}" for layer in range(len(self.response) - 1))]
+
     def table(self) -> list[str]:
         """The response at the token and at later ones, after each block."""
         rows = []
-        for layer, response in enumerate(self.response):
+        for name, response in zip(self.places, self.response, strict=True):
             later = response[self.position + 1 :].tolist()
-            name = "embedding" if layer == 0 else f"block {layer - 1}"
             rows.append([name, float(response[self.position]), max(later, default="-"), float(response.norm())])
         head = ["after", f"token {self.position}:.3f", "most at a later token:.3f", "all tokens:.3f"]
         return columns(head, rows)
@@ -195,9 +197,8 @@ class Impulse(PromptFinding):
 
     def pictures(self) -> Iterator[Picture]:
         """The response after each block at each token."""
-        rows = ["embedding", *(f"block {layer}" for layer in range(len(self.response) - 1))]
-        title = f"Response to a change at token {self.position}"
-        yield heat_map("impulse", title, self.response, rows, self.labels, "Length over the impulse's", decades=4)
+        title, meaning = f"Response to a change at token {self.position}", "Length over the impulse's"
+        yield heat_map("impulse", title, self.response, self.places, self.labels, meaning, decades=4)
 
 
 def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes: int = 8, seed: int = 0) -> Impulse:
@@ -216,22 +217,13 @@ def impulse(point: OperatingPoint, position: int, *, size: float = 0.01, probes:
         changes[probe, position] = direction * (length / direction.norm())
     with torch.no_grad():
         # The last row is not changed, and computed by the same operations as the others.
-        streams = torch.stack(point.run(0, point.num_layers, embedded + changes))
+        streams = torch.stack(point.through(embedded + changes))
         logits = point.logits(streams[-1])
         moved = divergence(logits[-1], logits[:-1]).mean(0)
     streams = torch.cat([(embedded + changes)[None], streams])
     apart = streams[:, :-1] - streams[:, -1:]
-    derivative = point.derivative(lambda x_TD: torch.cat(point.run(0, point.num_layers, x_TD[None])), embedded)
+    derivative = point.derivative(lambda x_TD: torch.cat(point.through(x_TD[None])), embedded)
     predicted = torch.stack([torch.cat([change[None], derivative.jvp(change)]) for change in changes[:-1]], 1)
     response, linear = ((each.double().square().sum(-1).mean(1).sqrt() / length).cpu() for each in (apart, predicted))
-    return Impulse(
-        point.notes,
-        point.tokens,
-        labels_of(point.trace),
-        position,
-        size,
-        response,
-        linear,
-        moved.cpu(),
-        float(apart[:, :, :position].abs().max()) if position else 0.0,
-    )
+    before = float(apart[:, :, :position].abs().max()) if position else 0.0
+    return Impulse(point.notes, point.tokens, position, size, response, linear, moved.cpu(), before)

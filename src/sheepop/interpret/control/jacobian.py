@@ -104,13 +104,10 @@ def singular_values(
     Stops after `steps` steps of two products each, or when the residuals of the `count` largest and smallest values are
     below `tolerance` times the largest (Golub and Kahan 1965; Golub and Van Loan, "Matrix Computations", 10.4).
     """
-    products: list[Product] = [jacobian.jvp, jacobian.vjp]
-    spaces = [jacobian.point, jacobian.value]
-    is_turned = spaces[1].numel() < spaces[0].numel()
-    if is_turned:  # so that the search begins in the smaller space, which it can go through
-        products.reverse()
-        spaces.reverse()
-    (first, second), (begin, end) = products, spaces
+    # The search begins in the smaller space, which it can go through.
+    spaces: list[tuple[Product, Tensor]] = [(jacobian.jvp, jacobian.point), (jacobian.vjp, jacobian.value)]
+    is_turned = jacobian.value.numel() < jacobian.point.numel()
+    (first, begin), (second, end) = reversed(spaces) if is_turned else spaces
     most = min(begin.numel(), steps)
     right, left = Basis(begin, most + 1, seed), Basis(end, most, seed + 1)
     diagonal, above = list[float](), list[float]()

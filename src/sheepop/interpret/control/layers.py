@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from sheepop.interpret.control.curvature import stepwise_attention
+from sheepop.interpret.control.operating_point import stepwise_attention
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.probe import named_probes, watch

@@ -260,7 +260,8 @@ class RepeatChances:
         """The factor by which each repeat multiplies the odds of the next; above 1 the loop feeds itself."""
         if len(self.by_repeats) < 2:
             return 1.0
-        return math.exp((_log_odds(self.last) - _log_odds(self.by_repeats[0])) / (len(self.by_repeats) - 1))
+        log_odds = torch.tensor(self.by_repeats, dtype=torch.float64).logit(eps=1e-12)
+        return math.exp(float(log_odds[-1] - log_odds[0]) / (len(log_odds) - 1))
 
 
 @torch.no_grad()
@@ -291,9 +292,3 @@ def repeat_chances(
         chances = log_p.view(repeats, period).sum(-1).exp().tolist()
         found.append(RepeatChances(config.temperature, config.repetition_penalty, chances))
     return found
-
-
-def _log_odds(chance: float) -> float:
-    least = 1e-12
-    bounded = min(max(chance, least), 1 - least)
-    return math.log(bounded / (1 - bounded))

@@ -6,9 +6,9 @@ derivative, and weights are in float32 or float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import torch
@@ -18,15 +18,13 @@ from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.facts import counted
 from sheepop.interpret.control.jacobian import Jacobian
-from sheepop.interpret.trace import Stream, Trace
+from sheepop.interpret.trace import Trace
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.accounting.cost import parameter_shapes
-from sheepop.model.probe import Observer, watch
-from sheepop.model.transformer import Passing
+from sheepop.model.probe import Observer, named_probes, watch
 from sheepop.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_ALL_WEIGHTS = "blocks.*attention.weights"
 _NORMS = ("attention_norm", "attention_output_norm", "feed_forward_norm", "feed_forward_output_norm")
 
 
@@ -56,6 +54,20 @@ def plain_copy(model: Transformer, dtype: torch.dtype) -> tuple[Transformer, tup
     return copy, tuple(notes)
 
 
+@contextmanager
+def stepwise_attention(
+    model: nn.Module, observe: Callable[[str, Tensor], None] = lambda path, scores: None
+) -> Iterator[None]:
+    """Within the block attention is computed in steps that have second derivatives; `observe` sees all scores.
+
+    It is called with the path of the attention layer and its masked scores (B, H, T, S). A watched probe alone makes
+    attention compute step by step.
+    """
+    paths = [name.removesuffix(".scores") for name in named_probes(model) if name.endswith(".scores")]
+    with watch(model, {f"{path}.scores": partial(observe, path) for path in paths}):
+        yield
+
+
 def require_finite(name: str, weight: Tensor, consequence: str) -> None:
     """Raises `CheckpointError` for numbers that are not finite in the weight of this name, with their `consequence`."""
     if weight.is_floating_point() and not (finite := weight.detach().isfinite()).all():
@@ -74,17 +86,21 @@ def _refuse_parts(model: Transformer) -> None:
             )
 
 
-@dataclass(frozen=True, eq=False)
 class OperatingPoint:
     """A pass over a prompt, and the derivatives between its parts. Shapes: T tokens, D d_model, L layers, V vocab.
 
-    `notes` are sentences about what was done to the model before. The stream ``h_0, ..., h_L`` is that of the trace.
-    `proceed` is called before each pass of the model and each product with a derivative.
+    `notes` are sentences about what was done to the model before; `model` is the plain copy. `stream` is the residual
+    stream of the trace, and `states` (L + 1, T, D) are its values ``h_0, ..., h_L`` before each block and after the
+    last. `tokens` are the texts of the prompt's tokens. `proceed` is called before each pass of the model and each
+    product with a derivative.
     """
 
-    trace: Trace
-    notes: tuple[str, ...]
-    proceed: Callable[[], None] = lambda: None
+    def __init__(self, trace: Trace, notes: tuple[str, ...], proceed: Callable[[], None] = lambda: None) -> None:
+        self.trace, self.notes, self.proceed = trace, notes, proceed
+        self.model, self.stream, self.states = trace.model, trace.target, trace.residuals
+        self.num_layers, self.num_tokens = trace.num_layers, trace.num_tokens
+        self.tokens = [token.text for token in trace.tokens]
+        self._ids = torch.tensor([trace.token_ids], device=trace.model.device)
 
     @classmethod
     def of(
@@ -105,36 +121,6 @@ class OperatingPoint:
                 raise CheckpointError(f"The stream after {where} is not finite at this prompt. Try --dtype float64.")
         return cls(trace, notes, proceed)
 
-    @property
-    def model(self) -> Transformer:
-        """The plain copy of the network."""
-        return self.trace.model
-
-    @property
-    def stream(self) -> Stream:
-        """The residual stream."""
-        return self.trace.target
-
-    @property
-    def states(self) -> Tensor:
-        """The stream before each block and after the last (L + 1, T, D)."""
-        return self.trace.residuals
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return self.trace.num_layers
-
-    @property
-    def num_tokens(self) -> int:
-        """T."""
-        return self.trace.num_tokens
-
-    @property
-    def tokens(self) -> list[str]:
-        """The texts of the prompt's tokens."""
-        return [token.text for token in self.trace.tokens]
-
     def position(self, position: int) -> int:
         """The number of a token, of which -1 is the last; raises `UsageError` if the prompt has no such token."""
         if not -self.num_tokens <= position < self.num_tokens:
@@ -142,26 +128,23 @@ class OperatingPoint:
             raise UsageError(f"--position {position} is outside the prompt, which has {count}.")
         return position % self.num_tokens
 
-    @cached_property
-    def _ids(self) -> Tensor:
-        return torch.tensor([self.trace.token_ids], device=self.model.device)
-
     def run(self, first: int, last: int, x_BTD: Tensor) -> list[Tensor]:
         """Runs the blocks from `first` to before `last` on a stream, and returns it after each of them.
 
         What blocks get beside the stream is that of this pass, except what these blocks compute from `x_BTD`.
         """
-        if first == 0:
-            ids = self._ids.expand(len(x_BTD), -1)
-            passing: Passing = self.model.passing(ids, x_BTD)
-        else:
-            passing = self.stream.passing.of_rows(len(x_BTD))
-        streams = []
-        with watch(self.model, {_ALL_WEIGHTS: _look}):
+        count, streams = len(x_BTD), []
+        whole, later = self.model.passing, self.stream.passing
+        passing = whole(self._ids.expand(count, -1), x_BTD) if first == 0 else later.of_rows(count)
+        with stepwise_attention(self.model):
             for layer in range(first, last):
                 x_BTD = self.stream.run_block(layer, x_BTD, passing)
                 streams.append(x_BTD)
         return streams
+
+    def through(self, x_BTD: Tensor) -> list[Tensor]:
+        """Runs all blocks on a stream, and returns it after each of them."""
+        return self.run(0, self.num_layers, x_BTD)
 
     def logits(self, stream_BTD: Tensor) -> Tensor:
         """Returns the logits (B, T, V) of the stream after the last block."""
@@ -213,7 +196,3 @@ class OperatingPoint:
         logits = self.logits(stream_TD[None])[0]
         p = logits.detach().softmax(-1)
         return p.sqrt() * (logits - (p * logits).sum(-1, keepdim=True))
-
-
-def _look(value: Tensor) -> None:
-    """Does nothing; a watched probe alone makes attention compute step by step."""

@@ -5,6 +5,7 @@ what a run shows of both, and of its gradient's noise, at a checkpoint.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,16 +15,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from sheepop.interpret.control.advice import NEAR_LIMIT, power_of_two
-from sheepop.interpret.control.curvature import (
-    HessianProducts,
-    MeanLoss,
-    Scaling,
-    largest_eigenvalue,
-    stepwise_attention,
-)
-from sheepop.interpret.control.finding import Finding, columns, data_of, said
+from sheepop.interpret.control.curvature import HessianProducts, MeanLoss, Scaling, largest_eigenvalue
+from sheepop.interpret.control.finding import Finding, columns, data_of
 from sheepop.interpret.control.layers import LayerHealth
 from sheepop.interpret.control.noise import NoiseSample, NoiseScale, in_rows
+from sheepop.interpret.control.operating_point import stepwise_attention
 from sheepop.interpret.pictures import Picture, panel, plain
 from sheepop.model import Transformer
 from sheepop.report.palette import TRAIN, VALIDATION
@@ -84,17 +80,19 @@ def measure_sharpness(
         found = largest_eigenvalue(
             lambda vector: scaling(products(scaling(vector))), start, iterations=iterations, tolerance=tolerance
         )
-    shares = scaling.shares(found.direction)
+    shares, layers = scaling.shares(found.direction), defaultdict[str, float](float)
+    for name, share in shares.items():
+        layers[layer_of(name)] += share
     return Sharpness(
-        found.value,
-        found.residual,
-        scaling.limit,
-        found.iterations,
-        len(batch.labels),
-        dict(list(shares.items())[:_PLACES]),
-        _by_layer(shares),
-        tuple(scaling.left_out),
-        scaling.certain,
+        share=found.value,
+        residual=found.residual,
+        limit=scaling.limit,
+        iterations=found.iterations,
+        rows=len(batch.labels),
+        places=dict(list(shares.items())[:_PLACES]),
+        layers=dict(sorted(layers.items(), key=lambda item: -item[1])),
+        left_out=tuple(scaling.left_out),
+        certain=scaling.certain,
     )
 
 
@@ -183,15 +181,6 @@ def loss_along(
     return loss_at
 
 
-def _by_layer(shares: Mapping[str, float]) -> dict[str, float]:
-    """The shares of parameters summed over their layers, largest first."""
-    found: dict[str, float] = {}
-    for name, share in shares.items():
-        layer = layer_of(name)
-        found[layer] = found.get(layer, 0.0) + share
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
 def layer_of(name: str) -> str:
     """The block of a parameter, or its module outside the blocks."""
     parts = name.split(".")
@@ -250,6 +239,8 @@ class SharpnessFinding(Finding):
         ]
         if share > 0:
             lines.insert(1, f"With a loss as sharp as this one, the limit is a rate of {self.rate / share:.3g}.")
+        if share > 1 and found.certain < math.inf:
+            lines.insert(2, f"With this optimizer a run is unstable for certain from {found.certain:g} of it on.")
         if self.health.attention_logits:
             name, score = max(self.health.attention_logits.items(), key=lambda item: item[1])
             lines.append(f"The largest score of attention is {score:.1f}, in {name}.")
@@ -259,22 +250,29 @@ class SharpnessFinding(Finding):
             lines.append(f"{units:.0%} of the units of {name} are 0 on all tokens.")
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data."""
+    def numbers(self) -> dict[str, Any]:
+        """The sharpness, the response of the loss, and what is known of the layers."""
         found, response = self.sharpness, self.response
-        numbers: dict[str, Any] = {"step": self.step, "learning_rate": self.rate, "update_ratios": dict(self.ratios)}
-        numbers |= {"sharpness": found.value, "limit": found.limit, "share": found.share, "residual": found.residual}
-        numbers |= {"share_at_highest_rate": self.share_at_highest, "products": found.iterations, "rows": found.rows}
-        numbers |= {"places": dict(found.places), "left_out": list(found.left_out), **data_of(self.health)}
-        numbers |= {"critical_sharpness": response.critical(self.rate), "turning_factor": response.turning}
         points = zip(response.factors, response.losses, strict=True)
-        numbers |= {
+        return {
+            "step": self.step,
+            "learning_rate": self.rate,
+            "update_ratios": dict(self.ratios),
+            "sharpness": found.value,
+            "limit": found.limit,
+            "share": found.share,
+            "residual": found.residual,
+            "share_at_highest_rate": self.share_at_highest,
+            "products": found.iterations,
+            "rows": found.rows,
+            "places": dict(found.places),
+            "left_out": list(found.left_out),
+            "critical_sharpness": response.critical(self.rate),
+            "turning_factor": response.turning,
             "lowest_factor": response.lowest,
-            "response": [
-                {"factor": factor, "learning_rate": factor * self.rate, "loss": loss} for factor, loss in points
-            ],
+            "response": [{"factor": at, "learning_rate": at * self.rate, "loss": loss} for at, loss in points],
+            **data_of(self.health),
         }
-        return said(self, numbers)
 
     def _response_words(self) -> str:
         response = self.response
@@ -321,14 +319,10 @@ class NoiseFinding(Finding):
 
     def table(self) -> list[str]:
         """The scale, its interval and the batch."""
-        rows = [
-            ("Noise scale", in_rows(self.scale.rows)),
-            ("At least", in_rows(self.scale.low)),
-            ("At most", in_rows(self.scale.high)),
-            ("Batch of the run", in_rows(self.batch_rows)),
-            ("Batches measured", f"{len(self.samples)}"),
-        ]
-        return columns(("Gradient", ""), rows)
+        scale = self.scale
+        sizes = {"Noise scale": scale.rows, "At least": scale.low, "At most": scale.high}
+        rows = [(name, in_rows(size)) for name, size in {**sizes, "Batch of the run": self.batch_rows}.items()]
+        return columns(("Gradient", ""), [*rows, ("Batches measured", f"{len(self.samples)}")])
 
     def sentences(self) -> list[str]:
         """Whether the batch is too small or larger than it needs to be."""
@@ -338,26 +332,21 @@ class NoiseFinding(Finding):
                 f"The signal is lost in the noise of these batches: the noise scale is at least {in_rows(scale.low)}."
             ]
         wanted = power_of_two(scale.rows)
+        verdict = "is about as large, which is a good size"
         if size < scale.low:
-            verdict = (
-                f"is smaller: one of {in_rows(wanted)} needs fewer steps for the same loss, but more rows, since each "
-                "teaches less"
-            )
+            need = "needs fewer steps for the same loss, but more rows, since each teaches less"
+            verdict = f"is smaller: one of {in_rows(wanted)} {need}"
         elif size > scale.high:
-            verdict = (
-                f"is larger than it need be: one of {in_rows(wanted)} learns about as much in a step, for less work"
-            )
-        else:
-            verdict = "is about as large, which is a good size"
+            need = "learns about as much in a step, for less work"
+            verdict = f"is larger than it need be: one of {in_rows(wanted)} {need}"
         return [f"The noise scale is {scale.words}. The batch of {size:,} {verdict}."]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain data."""
+    def numbers(self) -> dict[str, Any]:
+        """The scale and its interval, the batches, and the size that the scale recommends."""
         scale = self.scale
         wanted = power_of_two(scale.rows) if scale.rows < math.inf else None
-        numbers: dict[str, Any] = {"step": self.step, "noise_scale": scale.rows, "low": scale.low, "high": scale.high}
-        numbers |= {"batch_rows": self.batch_rows, "recommended_batch": wanted, "batches": data_of(list(self.samples))}
-        return said(self, numbers)
+        numbers = {"step": self.step, "noise_scale": scale.rows, "low": scale.low, "high": scale.high}
+        return {**numbers, "batch_rows": self.batch_rows, "recommended_batch": wanted, "batches": data_of(self.samples)}
 
 
 def shown_share(share: float) -> str:

@@ -100,14 +100,8 @@ class StateSpace(PromptFinding):
         rows = [[layer, *map(both, own.parts().values())] for layer, own in enumerate(self.blocks)]
         head = ["token", "probability:.2%", "least (linear):.3g", "found (real):.3g", "of its length:.1%"]
         reached = [
-            (
-                visible_line(each.text),
-                each.probability,
-                each.linear,
-                each.real or "not found",
-                each.linear / self.length,
-            )
-            for each in self.reaches
+            (visible_line(to.text), to.probability, to.linear, to.real or "not found", to.linear / self.length)
+            for to in self.reaches
         ]
         return [
             "Dimensions:",
@@ -162,7 +156,7 @@ def state_space(
     vector = point.states[0][position]
     length = float(vector.norm())
     observed = point.derivative(
-        lambda x_D: point.read_in_nats(_last_stream(point, _replaced(point, position, x_D[None]))[0, -1:]), vector
+        lambda x_D: point.read_in_nats(point.through(_replaced(point, position, x_D[None]))[-1][0, -1:]), vector
     )
     gain = gain_of("observed", observed, steps, probes, seed, count=steps)
     values = torch.tensor([value.value for value in gain.spectrum.largest])
@@ -201,8 +195,9 @@ def _replaced(point: OperatingPoint, position: int, x_BD: Tensor) -> Tensor:
     return torch.cat([embedded[:, :position], x_BD[:, None], embedded[:, position + 1 :]], 1)
 
 
-def _last_stream(point: OperatingPoint, x_BTD: Tensor) -> Tensor:
-    return point.run(0, point.num_layers, x_BTD)[-1]
+def _next_logits(point: OperatingPoint, position: int, x_BD: Tensor) -> Tensor:
+    """The logits (B, V) behind the prompt with the embedding at `position` replaced by `x_BD`."""
+    return point.logits(point.through(_replaced(point, position, x_BD))[-1][:, -1:])[:, 0]
 
 
 def _dimensions(point: OperatingPoint) -> dict[str, int]:
@@ -260,7 +255,7 @@ def _reaches(point: OperatingPoint, position: int, candidates: int) -> Iterator[
     p, order = logits.softmax(-1), logits.argsort(descending=True).tolist()
     vector = point.states[0][position].clone().requires_grad_()
     with torch.enable_grad():
-        of_last = point.logits(_last_stream(point, _replaced(point, position, vector[None]))[:, -1:])[0, 0]
+        of_last = _next_logits(point, position, vector[None])[0]
     for token in order[1 : candidates + 1]:
         (slope,) = torch.autograd.grad(of_last[token] - of_last[order[0]], vector, retain_graph=True)
         steepness = float(slope.norm())
@@ -279,8 +274,7 @@ def _shortest(point: OperatingPoint, position: int, direction: Tensor, linear: f
     for _ in range(2):
         lengths = torch.logspace(math.log10(low), math.log10(high), _FINER, dtype=torch.float64)
         moved = point.states[0][position] + lengths.to(direction)[:, None] * direction
-        logits = point.logits(_last_stream(point, _replaced(point, position, moved))[:, -1:])[:, 0]
-        hits = (logits.argmax(-1) == token).nonzero()[:, 0]
+        hits = (_next_logits(point, position, moved).argmax(-1) == token).nonzero()[:, 0]
         if not len(hits):
             return None
         low, high = float(lengths[max(0, int(hits[0]) - 1)]), float(lengths[int(hits[0])])
@@ -294,7 +288,7 @@ def _passes_equal(point: OperatingPoint) -> bool:
         found = []
         for state in (0, 1):
             torch.manual_seed(state)
-            found.append(_last_stream(point, point.states[:1]))
+            found.append(point.through(point.states[:1])[-1])
     return torch.equal(*found)
 
 

@@ -90,23 +90,18 @@ class TrainingAnalysis:
         length = self.steps // _PATHS
         between = self.interval * math.ceil(max(1, length) / self.interval)
         if "sharpness" in self.config.quantities and length >= _FEWEST_STEPS and (step + length) % between == 0:
-            self._path = step + length, self._weights()
+            self._path = step + length, trained_weights(self.placement.model)
         if (step + 1) % self.interval:
             return None
-        before = self._weights()
+        before = trained_weights(self.placement.model)
         return lambda: self._measured(step + 1, prepared, before)
-
-    def _weights(self) -> dict[str, Tensor]:
-        trained = self.placement.model.named_parameters()
-        return {name: weight.detach().clone() for name, weight in trained if weight.requires_grad}
 
     def _measured(self, step: int, prepared: PreparedStep, before: Mapping[str, Tensor]) -> dict[str, Any]:
         model, device = self.placement.model, self.placement.device
         batches = [batch.to(device) for batch in prepared.micro_batches]
         rows = rows_measured(self.config, self.batch_rows, len(batches[0].labels))
         batch = rows_of(batches[0], slice(0, rows))
-        weights = dict(model.named_parameters())
-        update = _way(before, weights)
+        update = way_from(before, model)
         rate = max(_rates(self.optimizers))
         row: dict[str, Any] = {"learning_rate": rate, "batch_rows": sum(len(each.labels) for each in batches)}
         with self.placement.evaluating():
@@ -115,7 +110,7 @@ class TrainingAnalysis:
                 row |= self._sharpness(model, batch, generator)
                 row["turning_factor"] = turning_factor(loss_along(model, before, update, batch))
                 if self._path is not None and self._path[0] == step:
-                    loss_at = loss_along(model, self._path[1], _way(self._path[1], weights), batch)
+                    loss_at = loss_along(model, self._path[1], way_from(self._path[1], model), batch)
                     self._path = None
                     row["loss_behind"], row["loss_ahead"] = (loss_at(place) - loss_at(1.0) for place in (0.5, 1.5))
             if "noise" in self.config.quantities:
@@ -148,8 +143,14 @@ class TrainingAnalysis:
                 self.warn(f"Step {row['step']:,}: {advice.words}")
 
 
-def _way(begin: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: end[name].detach() - weight for name, weight in begin.items()}
+def trained_weights(model: Transformer) -> dict[str, Tensor]:
+    """A copy of the weights that are trained, by name."""
+    return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def way_from(begin: Mapping[str, Tensor], model: Transformer) -> dict[str, Tensor]:
+    """How far the weights of a model have moved from earlier ones."""
+    return {name: model.get_parameter(name).detach() - weight for name, weight in begin.items()}
 
 
 def tables_of(model: Transformer) -> list[str]:
