@@ -236,6 +236,7 @@ struct Tiles {
     const bool is_few = inputs.count() <= kFew;
     const int64_t part = m / kInputs, parts = std::min((inputs.count() + kInputs - 1) / kInputs, kLines);
     for (int64_t k = 0, i = 0, stride = inputs.rows(m); k < K; k += kGroup, i++, x += stride) {
+#pragma GCC unroll 1  // compilers would keep an address in memory for each line
       for (int64_t line = 0; is_few && line < kLines; line++) __builtin_prefetch(at(k, 0) + kAhead + line * kLine, 0, 2);
       for (int v = vectors; !is_few && part < parts && v < 2 * vectors; v += kVectors) {
         for (int64_t line = part; line < kLines; line += parts) __builtin_prefetch(at(k, v) + line * kLine, 0, 2);
