@@ -228,7 +228,9 @@ struct Tiles {
   template <int size, int tiles>
   void multiply(const Linear& linear, const Inputs& inputs, float* y, int64_t m, int64_t n, int64_t end) const {
     constexpr int vectors = tiles * kVectors;
-    Floats totals[size][vectors] = {};
+    Floats totals[size][vectors];
+    for (int i = 0; i < size; i++)
+      for (int v = 0; v < vectors; v++) totals[i][v] = Floats{};
     const Group* x = inputs.at(m, 0);
     // Meanwhile the next tiles come from memory, a part of them with each of the first rows of x, and so do the places of
     // results; few rows of x read one stream, and fetch what follows soon. Compilers drop functions that only fetch.
