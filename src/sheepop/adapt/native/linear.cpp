@@ -63,11 +63,15 @@ struct Tiles {
   void tile(int64_t n, int64_t m, int64_t from, int64_t to) const {
     Floats totals[R * B];
     UNROLLED for (int i = 0; i < R * B; i++) totals[i] = Floats{};
-    constexpr int64_t kNumbers = R * kStep;  // weights in a step
-    // Each row of inputs fetches its share of a later tile, in the order of memory: of the next panel if there are many.
+    // Inputs fetch a later tile in the order of memory, of the next panel if there are many: a line a step if enough rows
+    // of inputs pass, or each row its share at once.
+    constexpr int64_t kLine = 64 / sizeof(T), kLines = R * kStep / kLine;  // weights; of a step
     const int64_t size = R * K, ahead = M > kInputs ? kPanel * K : size * (1 + kAhead / (size * sizeof(T)));
-    const int64_t steps = R > 1 ? (to - from) / kStep : 0, first = steps * m / M, last = steps * (m + B) / M;
-    const T *row = weights + n * K, *later = row + ahead + R * from + first * kNumbers;
+    const int64_t steps = (to - from) / kStep, pass = m / kInputs;
+    const bool is_spread = R == 1 || M >= kInputs * kLines;
+    const int64_t first = is_spread ? 0 : steps * m / M, last = is_spread ? 0 : steps * (m + B) / M;
+    const int64_t stride = R > 1 && is_spread && pass < kLines ? kLine : 0;
+    const T *row = weights + n * K, *later = row + ahead + R * from + first * kLines * kLine + pass * steps * stride;
     const auto add = [&](int64_t k) {
       decltype(Numbers::weights(row)) w[R];
       UNROLLED for (int r = 0; r < R; r++) w[r] = Numbers::weights(row + r * K + k);
@@ -77,11 +81,14 @@ struct Tiles {
       }
     };
     int64_t k = from;
-    for (const int64_t end = from + (last - first) * kStep; k < end; k += kStep, later += kNumbers) {
-      for (int64_t i = 0; i < kNumbers; i += 64 / sizeof(T)) __builtin_prefetch(later + i, 0, 2);
+    for (const int64_t end = from + (last - first) * kStep; k < end; k += kStep, later += kLines * kLine) {
+      for (int64_t i = 0; i < kLines; i++) __builtin_prefetch(later + i * kLine, 0, 2);
       add(k);
     }
-    for (; k < to; k += kStep) add(k);
+    for (; k < to; k += kStep, later += stride) {
+      if (R > 1) __builtin_prefetch(later, 0, 2);
+      add(k);
+    }
     float found[R * B];
     UNROLLED for (int i = 0; i + 8 <= R * B; i += 8) store(found + i, sums(totals + i, totals + i + 4));
     UNROLLED for (int i = R * B / 8 * 8; i < R * B; i++) found[i] = sum(totals[i]);
