@@ -51,54 +51,82 @@ struct Tiles {
   using T = typename Numbers::Weight;
   using Input = typename Numbers::Input;
   static constexpr int kInputs = Numbers::kInputs, kStep = Numbers::kStep;
+  static constexpr int64_t kBlock = 4096 / sizeof(Input);  // columns of which inputs stay in the first cache
   const T* weights;     // (N, K)
   const Input* inputs;  // (M, K)
   const float* bias;    // (N,), or null
   float* out;           // (M, N)
   int64_t M, K, N;
 
-  // R rows of weights from n on, times B rows of inputs from m on.
+  // Columns `from` to `to` of R rows of weights from n on, times B rows of inputs from m on; adds them to those before.
   template <int R, int B>
-  void tile(int64_t n, int64_t m) const {
+  void tile(int64_t n, int64_t m, int64_t from, int64_t to) const {
     Floats totals[R * B];
     UNROLLED for (int i = 0; i < R * B; i++) totals[i] = Floats{};
-    constexpr int64_t kBytes = R * kStep * sizeof(T);  // of weights in a step
-    const int64_t size = R * K;
-    // A later tile, which is fetched in the order of memory.
-    const T *row = weights + n * K, *later = row + size * (1 + kAhead / (size * sizeof(T)));
-    for (int64_t k = 0; k < K; k += kStep, later += R * kStep) {
+    // Inputs fetch a later tile in the order of memory, of the next panel if there are many: a line a step if enough rows
+    // of inputs pass, or each row its share at once.
+    constexpr int64_t kLine = 64 / sizeof(T), kLines = R * kStep / kLine;  // weights; of a step
+    const int64_t size = R * K, ahead = M > kInputs ? kPanel * K : size * (1 + kAhead / (size * sizeof(T)));
+    const int64_t steps = (to - from) / kStep, pass = m / kInputs;
+    const bool is_spread = R == 1 || M >= kInputs * kLines;
+    const int64_t first = is_spread ? 0 : steps * m / M, last = is_spread ? 0 : steps * (m + B) / M;
+    const int64_t stride = R > 1 && is_spread && pass < kLines ? kLine : 0;
+    const T *row = weights + n * K, *later = row + ahead + R * from + first * kLines * kLine + pass * steps * stride;
+    const auto add = [&](int64_t k) {
       decltype(Numbers::weights(row)) w[R];
       UNROLLED for (int r = 0; r < R; r++) w[r] = Numbers::weights(row + r * K + k);
-      for (int64_t i = 0; R > 1 && i < kBytes; i += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(later) + i, 0, 2);
       UNROLLED for (int b = 0; b < B; b++) {
         const auto part = Numbers::inputs(inputs + (m + b) * K + k);
         UNROLLED for (int r = 0; r < R; r++) totals[r * B + b] = Numbers::add(totals[r * B + b], part, w[r]);
       }
+    };
+    int64_t k = from;
+    for (const int64_t end = from + (last - first) * kStep; k < end; k += kStep, later += kLines * kLine) {
+      for (int64_t i = 0; i < kLines; i++) __builtin_prefetch(later + i * kLine, 0, 2);
+      add(k);
+    }
+    for (; k < to; k += kStep, later += stride) {
+      if (R > 1) __builtin_prefetch(later, 0, 2);
+      add(k);
     }
     float found[R * B];
     UNROLLED for (int i = 0; i + 8 <= R * B; i += 8) store(found + i, sums(totals + i, totals + i + 4));
     UNROLLED for (int i = R * B / 8 * 8; i < R * B; i++) found[i] = sum(totals[i]);
     for (int b = 0; b < B; b++)
-      for (int r = 0; r < R; r++) out[(m + b) * N + n + r] = bias ? found[r * B + b] + bias[n + r] : found[r * B + b];
+      for (int r = 0; r < R; r++) {
+        float* const y = out + (m + b) * N + n + r;
+        const float total = from ? *y + found[r * B + b] : found[r * B + b];
+        *y = bias && to == K ? total + bias[n + r] : total;
+      }
   }
 
-  // The rows of weights from `begin` to `end`, times B rows of inputs from m on, or the last ones where fewer are left.
+  // Rows of weights that meet `count` rows of inputs at a time, as registers allow. A processor fetches a single stream
+  // ahead by itself, faster than if it is told where several go on.
+  static constexpr int64_t rows_with(int64_t count) { return count == 1 ? 1 : std::min<int64_t>(kRows, kTotals / count); }
+
+  // Columns from `from` on of the rows of weights from `begin` to `end`, times `count` rows of inputs from m on, at most B.
   template <int B>
-  void across(int64_t begin, int64_t end, int64_t m) const {
+  void across(int64_t begin, int64_t end, int64_t m, int64_t count, int64_t from) const {
     if constexpr (B > 1) {
-      if (M - m < B) return across<B - 1>(begin, end, m);
+      if (count < B) return across<B - 1>(begin, end, m, count, from);
     }
-    // A processor fetches a single stream ahead by itself, faster than if it is told where several go on.
-    constexpr int R = B == 1 ? 1 : std::min(kRows, kTotals / B);
+    constexpr int R = rows_with(B);
+    const int64_t to = std::min(K, from + kBlock);
     int64_t n = begin;
-    for (; n + R <= end; n += R) tile<R, B>(n, m);
-    for (; n < end; n++) tile<1, B>(n, m);
+    for (; n + R <= end; n += R) tile<R, B>(n, m, from, to);
+    for (; n < end; n++) tile<1, B>(n, m, from, to);
   }
 
   void multiply(int64_t begin, int64_t end) const {
-    for (int64_t panel = begin; panel < end; panel += kPanel)
-      for (int64_t m = 0; m < M; m += kInputs) across<kInputs>(panel, std::min(end, panel + kPanel), m);
+    // Few inputs take long rows of weights tile after tile, as they lie in memory.
+    const int64_t rows = M > kInputs || K <= kBlock ? kPanel : rows_with(M);
+    for (int64_t panel = begin; panel < end; panel += rows)
+      for (int64_t from = 0; from < K; from += kBlock)
+        for (int64_t m = 0, count; m < M; m += count) {
+          const int64_t passes = (M - m + kInputs - 1) / kInputs;  // of about equally many
+          count = (M - m + passes - 1) / passes;
+          across<kInputs>(panel, std::min(end, panel + rows), m, count, from);
+        }
   }
 };
 

@@ -20,7 +20,10 @@ constexpr int kHalf = kGroup / 2;
 constexpr int64_t kTogether = 16;              // rows of x whose groups lie together
 constexpr int kTiles = kLanes == 16 ? 3 : 1;   // that meet
 constexpr int64_t kFew = 4;                    // rows of x meet one tile at a time
-constexpr int kInputs = kLanes == 16 ? 8 : 4;  // so many rows of x at a time, whose sums stay in registers
+constexpr int kInputs = kLanes == 16 ? 8 : 4;  // rows of x that pass together
+constexpr int kSums = 4;                       // of them add products at a time, while sums before become floats
+constexpr int64_t kLine = 64;                  // bytes that come from memory at once
+constexpr int64_t kAhead = 4096;               // bytes that are on their way
 #ifdef __AVX512VNNI__
 constexpr bool kIsUnsigned = true;  // codes, in the products of the processor
 #else
@@ -159,6 +162,11 @@ struct Tiles {
     return codes + v / kVectors * tile + k * kColumn + v % kVectors * sizeof(Lanes);
   }
 
+  // Where the scales of the group with column k are.
+  int64_t place(int64_t k, int v) const {
+    return v / kVectors * kRows * (K / group) + k / group * kRows + v % kVectors * kLanes;
+  }
+
   // Adds the products of the group of columns from k on with the groups of `size` rows of x.
   template <int size, int vectors>
   void add(const Group* x, int64_t k, Floats (*totals)[vectors]) const {
@@ -187,10 +195,8 @@ struct Tiles {
     for (int v = 0; v < vectors; v++) {
       Floats scale = {}, offset = {};
       if constexpr (group) {
-        const int64_t number = (k + half * kHalf) / group;
-        const int64_t place = v / kVectors * kRows * (K / group) + number * kRows + v % kVectors * kLanes;
-        scale = read(scales + place);
-        if constexpr (has_offset) offset = read(offsets + place);
+        scale = read(scales + place(k + half * kHalf, v));
+        if constexpr (has_offset) offset = read(offsets + place(k + half * kHalf, v));
       }
       for (int i = 0; i < size; i++) {
         Floats part = floats(sums[i][v]);
@@ -222,14 +228,26 @@ struct Tiles {
   template <int size, int tiles>
   void multiply(const Linear& linear, const Inputs& inputs, float* y, int64_t m, int64_t n, int64_t end) const {
     constexpr int vectors = tiles * kVectors;
-    Floats totals[size][vectors] = {};
+    Floats totals[size][vectors];
+    for (int i = 0; i < size; i++)
+      for (int v = 0; v < vectors; v++) totals[i][v] = Floats{};
     const Group* x = inputs.at(m, 0);
-    // The next tiles come from memory meanwhile; the processor itself fetches a single tile, which lies in one piece.
-    const bool is_fetching = m == 0 && inputs.rows(m) > kFew;
-    for (int64_t k = 0, stride = inputs.rows(m); k < K; k += kGroup, x += stride) {
-      for (int v = 0; is_fetching && v < vectors; v += kVectors)
-        for (int64_t i = 0; i < kGroup * kColumn; i += 64) __builtin_prefetch(at(k, v) + tiles * tile + i, 0, 2);
-      add<size, vectors>(x, k, totals);
+    // Meanwhile the next tiles come from memory, a part of them with each of the first rows of x, and so do the places of
+    // results; few rows of x read one stream, and fetch what follows soon. Compilers drop functions that only fetch.
+    constexpr int64_t kLines = kGroup * kColumn / kLine;
+    const bool is_few = inputs.count() <= kFew;
+    const int64_t part = m / kInputs, parts = std::min((inputs.count() + kInputs - 1) / kInputs, kLines);
+    for (int64_t k = 0, i = 0, stride = inputs.rows(m); k < K; k += kGroup, i++, x += stride) {
+#pragma GCC unroll 1  // compilers would keep an address in memory for each line
+      for (int64_t line = 0; is_few && line < kLines; line++) __builtin_prefetch(at(k, 0) + kAhead + line * kLine, 0, 2);
+      for (int v = vectors; !is_few && part < parts && v < 2 * vectors; v += kVectors) {
+        for (int64_t line = part; line < kLines; line += parts) __builtin_prefetch(at(k, v) + line * kLine, 0, 2);
+        if constexpr (group) __builtin_prefetch(scales + place(k, v), 0, 2);
+        if constexpr (has_offset) __builtin_prefetch(offsets + place(k, v), 0, 2);
+      }
+      for (int v = 0; !is_few && i < size && v < vectors; v += kLine / sizeof(Floats))
+        __builtin_prefetch(y + (m + i) * linear.N + n + v * kLanes, 1);
+      UNROLLED for (int s = 0; s < size; s += kSums) add<std::min(size, kSums), vectors>(x + s, k, totals + s);
     }
     for (int i = 0; i < size; i++)
       for (int64_t v = 0, r = n; r < end && v < vectors; v++, r += kLanes) {
