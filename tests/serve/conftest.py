@@ -196,6 +196,6 @@ class ServerProcess:
 
 @pytest.fixture(scope="package")
 def live() -> Iterator[Live]:
-    server = Live(ServerConfig(max_running=4, max_waiting=8, max_body_bytes=100_000, client_seconds=1.5))
+    server = Live(ServerConfig(max_running=4, max_waiting=8, max_body_bytes=100_000, client_seconds=3.0))
     yield server
     server.close()
