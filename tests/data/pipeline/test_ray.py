@@ -34,7 +34,7 @@ PARTS = 3
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three parts of little text: each is filled up by white space. Some documents are equal or nearly so."""
+    """Three parts with documents that are equal or nearly so; white space fills the first, which is done soon."""
     folder = tmp_path_factory.mktemp("text")
     draw = random.Random(7)
     first = ""
@@ -48,7 +48,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / "b.txt").write_text(first.replace("Sheep", "Goat", 1) if number % 2 else first)
         for line, sentence in enumerate(sentences[:20]):
             (place / f"c{line}.txt").write_text(sentence)
-        (place / "d.txt").write_text(" " * (1_900_000 - sum(file.stat().st_size for file in place.iterdir())))
+        rest = 1_900_000 - sum(file.stat().st_size for file in place.iterdir())
+        (place / "d.txt").write_text(" ".join(draw.choices(WORDS, k=rest // 4))[:rest] if number else " " * rest)
     (folder / "broken.txt").write_bytes(b"\0 and no text")
     return folder
 
