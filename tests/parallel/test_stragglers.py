@@ -77,7 +77,5 @@ def test_ranks_that_wait_for_one_name_it_and_ranks_that_are_alike_name_none(toge
         if name == "late":
             assert "Rank 1, on " in ends[0].err
     told = [row for row in rows(tmp_path / "late") if "slowest_rank" in row]
-    assert all(row["split"] == "train" for row in told)
-    late = [row for row in told if row["slowest_rank"] == 1 and row["seconds_waited_for"] > 0.15]
-    # In one row the other rank may have been the later one, if a busy machine paused it.
-    assert len(late) >= max(3, len(told) - 1), told
+    assert len(told) >= 3 and all(row["split"] == "train" and row["slowest_rank"] == 1 for row in told)
+    assert all(row["seconds_waited_for"] > 0.15 for row in told)

@@ -81,7 +81,7 @@ class NativeBlock(Block):
         return block
 
     def forward(self, x_BTD: Tensor, inputs: BlockInputs, cache: Cache | None = None) -> BlockOutputs:
-        """See `Block.forward`."""
+        """Returns what `Block.forward` returns."""
         found_BTD = run_together([self], x_BTD, [inputs], cache)
         return super().forward(x_BTD, inputs, cache) if found_BTD is None else BlockOutputs(found_BTD)
 

@@ -147,7 +147,7 @@ def embedding_picture(trace: Trace) -> Picture:
 
 
 def next_token_picture(trace: Trace, position: int, config: GenerationConfig, count: int = 20) -> Picture:
-    """The likeliest tokens after a position, before and after temperature, top-k and top-p."""
+    """Draws the likeliest tokens after a position, before and after temperature, top-k and top-p."""
     logits = trace.logits_behind(position)[None].float().cpu()
     scores = apply_temperature(logits, config.temperature or 1.0)
     if config.top_k is not None:

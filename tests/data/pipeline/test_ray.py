@@ -84,7 +84,7 @@ def cluster() -> Iterator[Any]:
 
 
 class Build:
-    """A build on the cluster that is stopped when it has begun to write its first part."""
+    """A build on the cluster that is stopped when its first part has begun, or is finished."""
 
     def __init__(self, launcher: Launcher, arguments: list[str], output: Path, address: str) -> None:
         self._parts = output.with_name(f".{output.name}.building") / "pass-0"
@@ -96,9 +96,10 @@ class Build:
     def __exit__(self, *exception: object) -> None:
         self.process.kill()
 
-    def await_first_part(self) -> None:
+    def await_first_part(self, *, is_finished: bool) -> None:
         # The directory in which a part is being written has a name like .00000.partial-1a2b.
-        while not (self._parts.is_dir() and list(self._parts.glob("*0*"))) and self.process.poll() is None:
+        names = "0*" if is_finished else "*0*"
+        while not (self._parts.is_dir() and list(self._parts.glob(names))) and self.process.poll() is None:
             time.sleep(0.005)
         assert self.process.poll() is None, "it was over too soon"
 
@@ -118,7 +119,7 @@ def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
     # A node is lost and the build goes on with the other.
     output = tmp_path / "goes on"
     with Build(launcher, command(text, output, "--engine", "ray"), output, address) as build:
-        build.await_first_part()
+        build.await_first_part(is_finished=False)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         assert (ended := build.process.wait(SECONDS)).code == 0, ended.err
     assert content(output) == on_one_machine
@@ -129,7 +130,7 @@ def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
     output = tmp_path / "resumed"
     arguments = command(text, output, "--engine", "ray")
     with Build(launcher, arguments, output, address) as build:
-        build.await_first_part()
+        build.await_first_part(is_finished=True)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     run_to_end(launcher, arguments, RAY_ADDRESS=address)
     assert content(output) == on_one_machine

@@ -98,7 +98,7 @@ def _having(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def _slow(rows: Sequence[Row]) -> Advice | None:
-    """A rate with which far longer steps on the way of a twentieth of the run would have lowered the loss further."""
+    """Finds a rate that is too low: far longer steps along a twentieth of the run would have lowered the loss more."""
     paths = _paths(rows)
     if not paths or (lowest := _lowest(paths)) < _FAR:
         return None
@@ -307,7 +307,7 @@ def _matrix(row: Row) -> str:
 def _streak(
     rows: Sequence[Row], key: str, least: float, count: int = _SEVERAL, holds: Callable[[Row], bool] = lambda row: True
 ) -> list[Row]:
-    """The first stretch of `count` rows or more that hold and have a `key` of at least `least`; empty if none has."""
+    """Returns the first `count` or more rows in a row that hold and have a `key` of at least `least`, or none."""
     grouped = groupby(_having(rows, key), lambda row: row[key] >= least and holds(row))
     stretches = (list(found) for is_high, found in grouped if is_high)
     return next((found for found in stretches if len(found) >= count), [])

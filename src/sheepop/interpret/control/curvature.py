@@ -75,7 +75,7 @@ def num_labels(batch: TensorBatch) -> int:
 
 
 def rows_of(batch: TensorBatch, chosen: slice | list[int]) -> TensorBatch:
-    """Some rows of a batch."""
+    """Returns some rows of a batch."""
     return TensorBatch({name: rows[chosen] for name, rows in batch.inputs.items()}, batch.labels[chosen], slice(None))
 
 

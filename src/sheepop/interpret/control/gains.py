@@ -248,7 +248,7 @@ class GainChanges(PromptFinding):
         return [*(f"block {layer}" for layer in range(len(self.first) - 1)), "all blocks"]
 
     def is_clear(self, token: int) -> bool:
-        """Whether the intervals of a token's two influences do not overlap."""
+        """Returns whether the intervals of a token's two influences do not overlap."""
         before, after = self.influence[:, token]
         return bool((after - before).abs() > self.influence[:, token] @ self.error[:, token])
 

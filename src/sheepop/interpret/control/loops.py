@@ -199,7 +199,7 @@ _LEAST_TOKENS = 8  # that a loop covers; shorter ones, such as three dots, are o
 
 @dataclass(frozen=True)
 class Entropy:
-    """The mean entropy in nats over the positions of a text at a temperature, and its mean `slope`."""
+    """Holds the mean entropy in nats over the positions of a text at a temperature, and its `slope`."""
 
     temperature: float
     entropy: float
