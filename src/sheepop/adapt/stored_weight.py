@@ -70,6 +70,7 @@ class StoredWeight(Tensor):
     """Whether products round their inputs to the kind of the numbers, where a kernel does that faster."""
     _parts: Parts
     _in_tiles: bool
+    _dtype: torch.dtype
 
     @staticmethod
     def __new__(
@@ -99,7 +100,7 @@ class StoredWeight(Tensor):
         numbers, scales, _ = parts
         shape = (*numbers.shape[: -3 if in_tiles else -2], num_rows, length)
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=numbers.device, requires_grad=False)
-        made.stored, made._parts, made._in_tiles = stored, parts, in_tiles
+        made.stored, made._parts, made._in_tiles, made._dtype = stored, parts, in_tiles, dtype
         made.num_rows, made.row_length = num_rows, length  # reading the shape of a tensor subclass is slow
         has_groups = scales is not None and scales.ndim == numbers.ndim
         made.group = length // scales.shape[-2 if in_tiles else -1] if scales is not None and has_groups else None
@@ -110,6 +111,17 @@ class StoredWeight(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    # PyTorch's own attributes of a subclass of tensors take a microsecond, and several if caches are cold.
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The data type that the matrix seems to have."""
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of the parts."""
+        return self._parts[0].device
 
     @property
     def parts(self) -> Parts:

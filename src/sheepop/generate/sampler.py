@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,21 +92,16 @@ class Sampled:
 
     def choice(self) -> Choice:
         """The choices on the host, which waits for them."""
-        # NumPy's calls take a microsecond, PyTorch's several.
-        packed, count = self._arriving.wait().numpy(), self._num_likeliest
-        token_ids, lead, best, log_sum, logit, usable = packed[:, :6].T
-        top_ids, top_values = packed[:, 6 : 6 + count], packed[:, 6 + count :]
-        with np.errstate(invalid="ignore"):  # a row that is not finite is not usable
-            logprobs, top_logprobs = logit - log_sum, top_values - log_sum[:, None]
-            near_ties = lead < self._rounding * np.maximum(np.abs(best), 1)
-        return Choice(
-            token_ids.astype(np.int64).tolist(),
-            logprobs.tolist(),
-            top_ids.astype(np.int64).tolist(),
-            top_logprobs.tolist(),
-            (usable == 1).tolist(),
-            near_ties.tolist(),
-        )
+        count, choice = self._num_likeliest, Choice([], [], [], [], [], [])
+        # Loops are faster than array operations for the few rows that a step has.
+        for token_id, lead, best, log_sum, logit, usable, *top in self._arriving.wait().tolist():
+            choice.token_ids.append(int(token_id))
+            choice.logprobs.append(logit - log_sum)
+            choice.top_ids.append([int(each) for each in top[:count]])
+            choice.top_logprobs.append([each - log_sum for each in top[count:]])
+            choice.usable.append(usable == 1)
+            choice.near_ties.append(lead < self._rounding * max(abs(best), 1))
+        return choice
 
 
 class Sampler:

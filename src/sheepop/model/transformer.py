@@ -314,7 +314,7 @@ class Transformer(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The data type of the blocks' weights, in which they compute unless autocast is on."""
-        return next(weight.dtype for weight in self.blocks.parameters() if weight.is_floating_point())
+        return next(weight.dtype for weight in self.blocks.parameters() if weight.dtype.is_floating_point)
 
     @property
     def device(self) -> torch.device:

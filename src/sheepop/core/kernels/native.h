@@ -130,6 +130,13 @@ inline float single(uint16_t bits) {
   return value;
 }
 
+// Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
+template <int most, class Work>
+inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
+  for (; first + most <= count; first += most) work.template operator()<most>(first);
+  if constexpr (most > 1) by_size<most / 2>(count, work, first);
+}
+
 // Divides the items 0 to `count` among threads, at least `least` each; `work(begin, end)` processes one share.
 template <class Work>
 inline void share(int64_t count, int64_t least, int64_t threads, const Work& work) {
