@@ -24,16 +24,39 @@ constexpr int64_t kLeastRows = 16;
 constexpr int kQueries = kLanes / 4;  // whose products with four keys are as many as the lanes of a vector
 constexpr int kRows = 4, kVectors = kLanes / 4;  // of sums of values in registers
 
-// Fetches what is `ahead` bytes behind a number.
+// Fetches what is `ahead` bytes behind a number, or nothing.
+struct Nothing {};
 template <class N>
 inline void fetch(const N* from, int64_t ahead) {
   __builtin_prefetch(reinterpret_cast<const char*>(from) + ahead);
 }
+template <class N>
+inline void fetch(const N*, Nothing) {}
+
+// The sums of a query's products with four keys, each added up as `sum` does, for one query after another.
+inline Floats sums_of_rows(const Floats (*totals)[4]) {
+#ifdef __AVX512F__
+  __m512 of_key[4];
+  UNROLLED for (int j = 0; j < 4; j++) {
+    const auto halves = [&](int r) {
+      const __m512 a = totals[r][j], b = totals[r + 1][j];
+      return _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+    };
+    const __m512 a = halves(0), b = halves(2);
+    of_key[j] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  }
+  const auto pairs = [](__m512 a, __m512 b) { return _mm512_shuffle_ps(a, b, 0x44) + _mm512_shuffle_ps(a, b, 0xee); };
+  const __m512 a = pairs(of_key[0], of_key[1]), b = pairs(of_key[2], of_key[3]);
+  return _mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd);
+#else
+  return sums(totals[0], totals[1]);
+#endif
+}
 
 // The dot products of adjacent queries with adjacent keys of `width` numbers.
-template <int rows, int keys, class N>
+template <int rows, int keys, class N, class Ahead>
 __attribute__((always_inline)) inline void dots(const float* queries, int64_t next, const N* key, int64_t width,
-                                                int64_t ahead, float* scores, int64_t line) {
+                                                Ahead ahead, float* scores, int64_t line) {
   Floats totals[rows][keys];
   UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int j = 0; j < keys; j++) totals[r][j] = Floats{};
   int64_t i = 0;
@@ -51,11 +74,9 @@ __attribute__((always_inline)) inline void dots(const float* queries, int64_t ne
   if constexpr (rows == 1 && keys == 8) {
     store(scores, sums(totals[0], totals[0] + 4));
   } else if constexpr (rows == kQueries && keys == 4) {
-    UNROLLED for (int r = 0; r < rows; r += 2) {
-      const Floats8 found = sums(totals[r], totals[r + 1]);
-      std::memcpy(scores + r * line, &found, 16);
-      std::memcpy(scores + (r + 1) * line, reinterpret_cast<const char*>(&found) + 16, 16);
-    }
+    const Floats found = sums_of_rows(totals);
+    UNROLLED for (int r = 0; r < rows; r++)
+      std::memcpy(scores + r * line, reinterpret_cast<const float*>(&found) + 4 * r, 16);
   } else {
     UNROLLED for (int r = 0; r < rows; r++)
       UNROLLED for (int j = 0; j < keys; j++) scores[r * line + j] = sum(totals[r][j]);
@@ -66,9 +87,9 @@ __attribute__((always_inline)) inline void dots(const float* queries, int64_t ne
 }
 
 // Adds the values `begin` to `end` times their weights to adjacent rows, `vectors` vectors from `column` on.
-template <int rows, int vectors, class N>
-void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width,
-                int64_t ahead, int64_t begin, int64_t end) {
+template <int rows, int vectors, class N, class Ahead>
+void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width, Ahead ahead,
+                int64_t begin, int64_t end) {
   Floats totals[rows][vectors];
   UNROLLED for (int r = 0; r < rows; r++)
     UNROLLED for (int i = 0; i < vectors; i++) totals[r][i] = load<Floats>(out + r * next + i * kLanes);
@@ -87,14 +108,19 @@ void add_values(float* out, int64_t next, const float* weights, int64_t line, co
     UNROLLED for (int i = 0; i < vectors; i++) store(out + r * next + i * kLanes, totals[r][i]);
 }
 
-template <int rows, class N>
-void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width,
-                int64_t ahead, int64_t begin, int64_t end) {
+template <int rows, class N, class Ahead>
+void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width, Ahead ahead,
+                int64_t begin, int64_t end) {
   if (begin >= end) return;
-  by_size<rows == 1 ? 8 : kVectors>(width / kLanes, [&]<int vectors>(int64_t i) {
-    add_values<rows, vectors>(out + i * kLanes, next, weights, line, values + i * kLanes, width, ahead, begin, end);
-  });
-  for (int64_t i = width / kLanes * kLanes; i < width; i++)
+  int64_t i = 0;
+  if constexpr (rows == 1)
+    for (; i + 8 * kLanes <= width; i += 8 * kLanes)
+      add_values<rows, 8>(out + i, next, weights, line, values + i, width, ahead, begin, end);
+  for (; i + kVectors * kLanes <= width; i += kVectors * kLanes)
+    add_values<rows, kVectors>(out + i, next, weights, line, values + i, width, ahead, begin, end);
+  for (; i + kLanes <= width; i += kLanes)
+    add_values<rows, 1>(out + i, next, weights, line, values + i, width, ahead, begin, end);
+  for (; i < width; i++)
     for (int r = 0; r < rows; r++)
       for (int64_t j = begin; j < end; j++) out[r * next + i] += weights[r * line + j] * widened(values[j * width + i]);
 }
@@ -119,7 +145,7 @@ struct Stored {
           store(memory + i, read(from + i));
         }
         for (; i < count * width; i++) memory[i] = widened(from[i]);
-        return work(static_cast<const float*>(memory), int64_t{0});
+        return work(static_cast<const float*>(memory), Nothing{});
       }
     }
     work(from, ahead);
@@ -216,13 +242,13 @@ class Rows {
   void attend(int64_t later) const {
     for (int64_t i = 0; i < count; i++)
       std::copy_n(of.queries + head_of(i) * keys.width, keys.width, queries + i * query_line);
-    by_block<kQueries>(keys, values.at((blocks[begin] * of.K + k) * S), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, int64_t ahead) {
+    by_block<kQueries>(keys, values.at((blocks[begin] * of.K + k) * S), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
       score<rows>(i, entry, numbers, at, ahead);
     });
     std::fill_n(out, count * out_line, 0.f);
     for (int64_t i = 0; i < count; i++)  // the first number of a query, which is no longer needed
       queries[i * query_line] = of.softmax(scores + i * line + first(i), last(i) + 1 - first(i), k * heads + i % heads);
-    by_block<kRows>(values, keys.at(later), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, int64_t ahead) {
+    by_block<kRows>(values, keys.at(later), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
       add<rows>(i, entry, numbers, at, ahead);
     });
     for (int64_t i = 0; i < count; i++)
@@ -252,19 +278,19 @@ class Rows {
       const int64_t from = heads * std::max<int64_t>(0, later);
       const int64_t to = of.window ? std::min(count, heads * (later + S + of.window - 1)) : count;
       const int64_t ahead = reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(stored.at(entry));
-      stored.open(entry, S, to - from > together, ahead, wide, [&](auto* numbers, int64_t ahead) {
-        for (int64_t i = from, size; i < to; i += size, ahead = 0) {
-          size = i + together <= to ? together : 1;
-          size == 1 ? work(std::integral_constant<int, 1>{}, i, entry, numbers, at, ahead)
-                    : work(std::integral_constant<int, together>{}, i, entry, numbers, at, ahead);
-        }
+      stored.open(entry, S, to - from > together, ahead, wide, [&](auto* numbers, auto ahead) {
+        auto some = [&](int64_t i, auto ahead) {
+          if (i + together <= to) return work(std::integral_constant<int, together>{}, i, entry, numbers, at, ahead), together;
+          return work(std::integral_constant<int, 1>{}, i, entry, numbers, at, ahead), 1;
+        };
+        for (int64_t i = from + some(from, ahead); i < to;) i += some(i, Nothing{});
       });
     }
   }
 
   // The scores of rows for a block; also of some places that they do not see, which nobody reads.
-  template <int rows, class N>
-  void score(int64_t i, int64_t entry, const N* numbers, int64_t at, int64_t ahead) const {
+  template <int rows, class N, class Ahead>
+  void score(int64_t i, int64_t entry, const N* numbers, int64_t at, Ahead ahead) const {
     const float* query = queries + i * query_line;
     float* to = scores + i * line + at;
     const int64_t stop = std::min(S, last(i + rows - 1) + 1 - at), width = keys.width;
@@ -278,8 +304,8 @@ class Rows {
   }
 
   // Adds the values of a block to rows, together those that all of them see.
-  template <int rows, class N>
-  void add(int64_t i, int64_t entry, const N* numbers, int64_t at, int64_t ahead) const {
+  template <int rows, class N, class Ahead>
+  void add(int64_t i, int64_t entry, const N* numbers, int64_t at, Ahead ahead) const {
     float *to = out + i * out_line, *weights = scores + i * line + at;
     for (int r = 0; values.scales && r < rows; r++)
       for (int64_t j = 0; j < S; j++) weights[r * line + j] *= values.scales[entry + j];
@@ -304,9 +330,11 @@ void run(const Attention<T>& attention, int64_t begin, int64_t end, int64_t thre
   work *= attention.K * (attention.keys.width + attention.values.width);
   std::atomic<int64_t> next{begin};
   threads = std::clamp<int64_t>(work / kWork, 1, threads);
+  const int64_t size = items_together(end - begin, threads);
   share(threads, 1, threads, [&](int64_t, int64_t) {
     thread_local std::vector<float> memory;
-    for (int64_t i = next++; i < end; i = next++) attention.attend(i, memory);
+    for (int64_t from = next.fetch_add(size); from < end; from = next.fetch_add(size))
+      for (int64_t i = from; i < std::min(end, from + size); i++) attention.attend(i, memory);
   });
 }
 

@@ -24,3 +24,10 @@ inline Floats some(const float* from, int64_t count) {
 inline void store_some(float* to, Floats values, int64_t count) {
   count == kLanes ? store(to, values) : static_cast<void>(std::memcpy(to, &values, count * sizeof(float)));
 }
+
+// Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
+template <int most, class Work>
+inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
+  for (; first + most <= count; first += most) work.template operator()<most>(first);
+  if constexpr (most > 1) by_size<most / 2>(count, work, first);
+}

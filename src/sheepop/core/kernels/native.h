@@ -130,13 +130,6 @@ inline float single(uint16_t bits) {
   return value;
 }
 
-// Calls `work.template operator()<size>(first)` for the items 0 to `count`, as many of them at a time as `most`.
-template <int most, class Work>
-inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
-  for (; first + most <= count; first += most) work.template operator()<most>(first);
-  if constexpr (most > 1) by_size<most / 2>(count, work, first);
-}
-
 // Divides the items 0 to `count` among threads, at least `least` each; `work(begin, end)` processes one share.
 template <class Work>
 inline void share(int64_t count, int64_t least, int64_t threads, const Work& work) {
@@ -148,6 +141,9 @@ inline void share(int64_t count, int64_t least, int64_t threads, const Work& wor
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int64_t i = 0; i < threads; i++) work(count * i / threads, count * (i + 1) / threads);
 }
+
+// The items that a thread takes at a time, because each fetches the memory of the next.
+inline int64_t items_together(int64_t count, int64_t threads) { return std::clamp<int64_t>(count / (4 * threads), 1, 8); }
 
 // Threads that call the same functions and share the loops in them. No thread waits for another, only for the items of
 // a loop that others have taken: one that comes late, because another process has its processor, finds the loops before
