@@ -277,7 +277,7 @@ class StoredWeight(Tensor):
         fits = self.has_scales and self.group == (GROUP if self.stored == "int4" else None)
         return fits and (self.stored != "fp8" or has_fp8(self.device)) and fuses(self.device.type)
 
-    @property
+    @cached_property
     def kernel(self) -> tuple[int | None, int] | None:
         """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
@@ -301,7 +301,7 @@ class StoredWeight(Tensor):
         scales = self._parts[1]
         return self.stored + ("" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}")
 
-    @property
+    @cached_property
     def most_native_rows(self) -> float:
         """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:

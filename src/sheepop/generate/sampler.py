@@ -148,7 +148,9 @@ class Sampler:
         banned = self._banned(rows)
         forbidden, hidden = (None, ()) if is_native else (self.forbidden, banned)
         scores = self._changed(logits, rows, forbidden, hidden, sampled)
-        seeds = derive_seeds((row.seed for row in rows), "token", (row.num_written for row in rows))
+        seeds = [0] * len(rows)
+        if not all(config.greedy for config in configs):
+            seeds = derive_seeds([row.seed for row in rows], "token", [row.num_written for row in rows])
         if is_native:
             return choose_natively(logits, scores, configs, seeds, self._forbidden_ids, banned)
         if suits_triton_sampling(logits, configs):

@@ -32,7 +32,7 @@ def suits_native_sampling(logits: Tensor) -> bool:
     """Whether the native kernel chooses from these logits (B, V)."""
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return False
-    wanted = native_kernels_allowed() or logits.shape[-1] >= _LARGE
+    wanted = logits.shape[-1] >= _LARGE or native_kernels_allowed()
     return wanted and native_library(_SOURCE) is not None
 
 

@@ -302,7 +302,8 @@ class Transformer(nn.Module):
         x_BTD = embedded(x_BTD)
         if self.added_positions is not None:
             x_BTD = self.added_positions(x_BTD, positions)
-        return self.dropout(positioned(x_BTD))
+        x_BTD = positioned(x_BTD)
+        return self.dropout(x_BTD) if self.training else x_BTD
 
     def angles(
         self, window: int | None, num_tokens: int, positions: Tensor | None = None
