@@ -98,17 +98,13 @@ def install(profile: Profile) -> None:
         setattr(owner, name, lambda native=native: native)
 
 
-def steps_of(
-    generator: Generator, texts: int, written: int, activations: Any, profile: Profile
-) -> dict[str, float]:
+def steps_of(generator: Generator, texts: int, written: int, activations: Any, profile: Profile) -> dict[str, float]:
     """The median of each part over the steps of one call, in microseconds."""
     drawn = torch.Generator().manual_seed(texts)
     vocabulary = generator.tokenizer.vocab_size - 1
     prompts = torch.randint(vocabulary, (texts, PROMPT), generator=drawn).tolist()
     profile.steps.clear()
-    config = GenerationConfig(
-        max_new_tokens=written, min_new_tokens=written, temperature=0.0, activations=activations
-    )
+    config = GenerationConfig(max_new_tokens=written, min_new_tokens=written, temperature=0.0, activations=activations)
     generator.generate(prompts, config)
     steps = profile.steps[SKIPPED:]
     found = {part: statistics.median(step[part] for step in steps) / 1e3 for part in (*PARTS, *NATIVE)}
@@ -138,11 +134,15 @@ def main() -> None:
             loaded = load_model(files / "sheepop", "cpu", KINDS.get(precision))
             model = loaded.model if precision in KINDS else quantize(loaded.model, precision)
             generator = Generator(model, loaded.tokenizer, max_batch_size=max(options.batches))
-            generator.generate([[1]], GenerationConfig(max_new_tokens=2, activations=options.activations))  # loads the native code
+            generator.generate(
+                [[1]], GenerationConfig(max_new_tokens=2, activations=options.activations)
+            )  # loads the native code
             if not columns:
                 install(profile)
             for texts in options.batches:
-                columns[f"{precision}, {texts}"] = steps_of(generator, texts, options.written, options.activations, profile)
+                columns[f"{precision}, {texts}"] = steps_of(
+                    generator, texts, options.written, options.activations, profile
+                )
     print(f"{options.shape}, {options.threads} threads, {options.clock} time of a step in microseconds")
     print(f"{'part':<30}" + "".join(f"{name:>12}" for name in columns))
     for part in (*PARTS, *NATIVE, "all"):
