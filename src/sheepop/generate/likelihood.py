@@ -124,7 +124,7 @@ class LikelihoodScorer:
             raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no likelihood.")
         self._model, self._ranks, self._memory = generator.model, generator.ranks, memory
         self._tokens_per_pass = tokens_per_pass or tokens_per_step(self._model.device)
-        self.longest = window_length(self._model, context or self._model.config.max_seq_len)
+        self.longest = window_length(self._model, self._model.config.max_seq_len if context is None else context)
 
     def score(self, texts: _Texts, *, on_done: Callable[[int], None] | None = None) -> list[Continuation]:
         """Scores every text, a pair of the token ids of a context and of its continuation.
