@@ -14,7 +14,7 @@ from sheepop.core.errors import UsageError
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.arithmetic import computing
 from sheepop.generate.config import Activations, Settings, model_defaults, requested
-from sheepop.generate.text_score import Score, score_text
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.generate.updates import TextStream
 from sheepop.interpret.control.analyses import Analyses
 from sheepop.interpret.trace import Trace

@@ -11,7 +11,7 @@ import torch
 from sheepop.core.errors import DataError, UsageError
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity, windows
 from sheepop.generate import Generator
-from sheepop.generate.text_score import score_text
+from sheepop.generate.likelihood import score_text
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 

@@ -137,7 +137,10 @@ def test_progress_is_told_once_for_every_text(toy_model: Callable[..., Transform
 
 
 def test_texts_without_two_ends_and_those_that_do_not_fit_are_refused(toy_model: Callable[..., Transformer]) -> None:
-    scorer = LikelihoodScorer(Generator(toy_model(), CharTokenizer()))
+    generator = Generator(toy_model(), CharTokenizer())
+    with pytest.raises(UsageError, match="context = 0 must be at least 1"):
+        LikelihoodScorer(generator, context=0)
+    scorer = LikelihoodScorer(generator)
     for text in (([], [5]), ([5], [])):
         with pytest.raises(UsageError, match="Text 2"):
             scorer.score([([5], [6]), text])

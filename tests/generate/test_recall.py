@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.likelihood import LikelihoodScorer
-from sheepop.generate.text_score import score_text
+from sheepop.generate.likelihood import LikelihoodScorer, score_text
 from sheepop.model import Transformer
 from sheepop.model.corpus_index import CorpusIndex
 from sheepop.model.corpus_memory import CorpusMemory

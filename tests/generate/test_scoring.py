@@ -9,8 +9,7 @@ import torch
 
 from sheepop.core.errors import UsageError
 from sheepop.generate import Generator, likelihood
-from sheepop.generate.likelihood import LikelihoodScorer
-from sheepop.generate.text_score import score_text
+from sheepop.generate.likelihood import LikelihoodScorer, score_text
 from sheepop.model import Transformer
 from sheepop.model.accounting.cost import pass_bytes
 from sheepop.tokenizer import CharTokenizer

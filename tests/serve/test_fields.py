@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sheepop.generate.engine import BLOCK_SIZE
+from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.serve.answer_text import AnswerText
 from sheepop.serve.chat_request import ChatRequest
 from sheepop.serve.config import ServerConfig
@@ -139,7 +141,7 @@ def test_the_fewest_tokens_hold_stop_strings_back_and_stop_tokens_end_a_text(liv
 def test_without_a_limit_an_answer_may_be_as_long_as_the_cache_holds() -> None:
     """The cache holds 4 blocks of 16 tokens, fewer than the context of 256."""
     network = tiny("chat", WithTemplate(), ServerConfig(max_running=1))
-    size = network.generator._bytes_per_block(0, "auto")
+    size = bytes_per_block(network.generator.model, BLOCK_SIZE)
     network.close()
     server = Live(ServerConfig(max_running=2, cache_memory=4 * size / 2**30), models=("chat",))
     try:

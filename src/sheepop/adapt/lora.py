@@ -70,7 +70,7 @@ class _Adapted(nn.Module):
     of_rows: Parts | None = None
     path = ""
 
-    def _take(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(layer.__dict__)
         # A new dict, so that the original layer keeps its own modules.
@@ -100,9 +100,6 @@ class _Adapted(nn.Module):
 
 class LoraLinear(_Adapted, nn.Linear):
     """A linear layer with adapters, which shares the weight of the original layer."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self._take(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns ``W x + b`` plus the active adapters."""
@@ -164,9 +161,6 @@ class _LowRankProduct(torch.autograd.Function):
 class LoraEmbedding(_Adapted, nn.Embedding):
     """An embedding with adapters A (r, V), B (D, r), which add s B A[:, t] to row t."""
 
-    def __init__(self, layer: nn.Embedding) -> None:
-        self._take(layer)
-
     def forward(self, input_ids: Tensor) -> Tensor:
         """Returns the rows of the tokens plus the active adapters."""
 
@@ -179,9 +173,6 @@ class LoraEmbedding(_Adapted, nn.Embedding):
 
 class LoraHead(_Adapted, OutputHead):
     """An output projection with adapters; the embedding that shares its weight, if one does, stays as it is."""
-
-    def __init__(self, layer: OutputHead) -> None:
-        self._take(layer)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the logits, with the active adapters, before a soft cap bounds them."""
@@ -239,7 +230,7 @@ def target_layers(model: Transformer, targets: Sequence[str]) -> dict[str, nn.Li
         if isinstance(module, AdaptedLayer) or type(module) in _KINDS
     }
     by_name = _OF_VOCABULARY if model.config.tie_weights else ("lm_head",)
-    chosen: dict[str, nn.Linear | nn.Embedding] = {}
+    chosen: set[str] = set()
     for pattern in targets:
         meant = [
             name
@@ -250,7 +241,7 @@ def target_layers(model: Transformer, targets: Sequence[str]) -> dict[str, nn.Li
         if not meant:
             shown = ", ".join(sorted({name.rpartition(".")[2] for name in possible}))
             raise ConfigError(f"No layer of the model matches {pattern!r}. Layers that can have an adapter: {shown}.")
-        chosen |= {name: possible[name] for name in meant}
+        chosen.update(meant)
     return {name: layer for name, layer in possible.items() if name in chosen}
 
 
@@ -305,7 +296,7 @@ def adaptable(model: Transformer, path: str) -> AdaptedLayer:
     """Returns the layer at `path`, which becomes one that can hold adapters."""
     layer = model.get_submodule(path)
     if not isinstance(layer, AdaptedLayer):
-        layer = _KINDS[type(layer)](layer)  # type: ignore[arg-type]
+        layer = _KINDS[type(layer)](layer)
         model.set_submodule(path, layer)
     return layer
 
@@ -353,13 +344,13 @@ def merged(model: Transformer) -> Transformer:
     """
     copy = model.sharing_copy()
     for path, layer in adapted_layers(copy).items():
-        weight = layer.weight.detach()
-        if isinstance(weight, StoredWeight) and weight.has_scales and list(layer._counting):
-            raise ConfigError(
-                f"The weights of {path} are stored in {weight.stored}. Merge the adapter into the model before "
-                "quantisation."
-            )
-        if changes := list(layer._counting):
+        weight, changes = layer.weight.detach(), list(layer._counting)
+        if changes:
+            if isinstance(weight, StoredWeight) and weight.has_scales:
+                raise ConfigError(
+                    f"The weights of {path} are stored in {weight.stored}. Merge the adapter into the model before "
+                    "quantisation."
+                )
             weight = _changed(weight, changes, layer)
             if path in _OF_VOCABULARY:
                 copy.config = copy.config.replace(tie_weights=False)

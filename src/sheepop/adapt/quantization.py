@@ -50,7 +50,7 @@ def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) 
     found = []
     for part in torch.split(rows, max(1, _CHUNK // length)):
         wide = part.float()
-        found.append(_int4(wide, weighing) if stored == "int4" else {"int8": _int8, "fp8": _fp8}[stored](wide))
+        found.append(_int4(wide, weighing) if stored == "int4" else _by_rows(wide, stored))
     values, scales, *offsets = (
         torch.unflatten(torch.cat(list(kind)), 0, weight.shape[:-1]) for kind in zip(*found, strict=True)
     )
@@ -118,14 +118,12 @@ def quantizable(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
-def _int8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / 127
-    return _codes(weight_NK, scales_N[:, None], -127, 127).to(torch.int8), scales_N
-
-
-def _fp8(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales each row so that its largest weight becomes 448, the largest number of e4m3."""
-    scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / torch.finfo(torch.float8_e4m3fn).max
+def _by_rows(weight_NK: Tensor, stored: Format) -> tuple[Tensor, Tensor]:
+    """Scales each row so that its largest weight becomes 127 in int8, or 448, the largest number of e4m3, in fp8."""
+    largest = 127 if stored == "int8" else torch.finfo(torch.float8_e4m3fn).max
+    scales_N = weight_NK.abs().amax(1).clamp(min=_TINY) / largest
+    if stored == "int8":
+        return _codes(weight_NK, scales_N[:, None], -127, 127).to(torch.int8), scales_N
     return (weight_NK / scales_N[:, None]).to(torch.float8_e4m3fn), scales_N
 
 

@@ -19,7 +19,6 @@ from sheepop.core.errors import UsageError
 from sheepop.model import Transformer
 from sheepop.model.attention.latent import LatentAttention
 
-_HEAD = "lm_head"
 _NUMBERS = itertools.count(1)
 
 
@@ -69,7 +68,7 @@ class RowAdapters(Parts):
                     f"The adapter changes {path}, which latent attention applies to all requests at a time. Merge the "
                     "adapter into the model, and serve that."
                 )
-            if path == _HEAD:
+            if path == "lm_head":
                 raise UsageError(
                     "The adapter changes the output projection, which all requests share. Merge the adapter into the "
                     "model, and serve that."

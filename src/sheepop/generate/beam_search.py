@@ -8,13 +8,12 @@ texts.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sheepop.adapt.row_adapters import Adapter
-from sheepop.generate.blocks import BlockTable
+from sheepop.generate.scheduler import Reader
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,8 @@ class Hypothesis:
     total: float = 0.0
 
 
-@dataclass
-class Branch:
-    """A hypothesis with its prompt, as the network reads it; see `scheduler.Reader`."""
-
-    context: list[int]
-    salt: str
-    table: BlockTable | None = None
-    drafts: list[int] = field(default_factory=list)
-    adapter: Adapter | None = None
+class Branch(Reader):
+    """A hypothesis with its prompt, as the network reads it."""
 
 
 class Beam:

@@ -71,14 +71,6 @@ class _Pool:
         self.found: dict[int, int] = {}
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
-    def take(self) -> tuple[int, int]:
-        """Takes the oldest free block; returns it and the number of its old content."""
-        block, _ = self.free.popitem(last=False)
-        lost, self.content[block], self.references[block] = self.content[block], _NO_CONTENT, 1
-        if lost != _NO_CONTENT:
-            del self.found[lost]
-        return block, lost
-
     def retain(self, block: int) -> None:
         """Adds a reference to the block."""
         if self.references[block] == 0:
@@ -242,9 +234,14 @@ class BlockManager:
         self._keys.clear()
 
     def _take(self, kind: int) -> int:
-        block, lost = self._pools[kind].take()
-        if lost != _NO_CONTENT and not any(lost in pool.found for pool in self._pools):
-            del self._contents[self._keys.pop(lost)]
+        """Takes the oldest free block, and forgets its content if no other kind has it."""
+        pool = self._pools[kind]
+        block, _ = pool.free.popitem(last=False)
+        lost, pool.content[block], pool.references[block] = pool.content[block], _NO_CONTENT, 1
+        if lost != _NO_CONTENT:
+            del pool.found[lost]
+            if not any(lost in pool.found for pool in self._pools):
+                del self._contents[self._keys.pop(lost)]
         return block
 
     def _content(self, table: BlockTable, tokens: tuple[int, ...]) -> int:

@@ -260,9 +260,8 @@ class GenerationConfig(Config):
                 f"{self.temperature} cannot be combined with it. Leave it out, or set it to 0"
             )
         for name, field in type(self).model_fields.items():
-            if name not in _OF_SEARCH and (value := getattr(self, name)) != field.get_default(
-                call_default_factory=True
-            ):
+            value, default = getattr(self, name), field.get_default(call_default_factory=True)
+            if name not in _OF_SEARCH and value != default:
                 raise ValueError(
                     f"num_beams = {self.num_beams} cannot be combined with {name} = {value!r}; leave one out"
                 )

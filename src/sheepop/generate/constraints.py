@@ -54,7 +54,7 @@ class Grammars:
         if len(grammar) > _LONGEST:
             raise UsageError(f"{name} has {len(grammar):,} characters; at most {_LONGEST:,} are accepted.")
         try:
-            wrong = self._thread.submit(self._compile, grammar).result()
+            (wrong,) = self._thread.submit(lambda: tuple(self._process.request(grammar))).result()
         except TimeLimitError:
             raise UsageError(f"{name} takes longer than {_SECONDS:g} s to compile. Simplify it.") from None
         except MemoryLimitError:
@@ -87,10 +87,6 @@ class Grammars:
         if config.choice:
             return "choice", "start: " + " | ".join(map(json.dumps, config.choice))
         return "grammar", config.grammar
-
-    def _compile(self, grammar: str) -> str:
-        (wrong,) = self._process.request(grammar)
-        return str(wrong)
 
     @cached_property
     def _library(self) -> Any:
@@ -125,9 +121,8 @@ class Matcher:
         if self._matcher.is_error():
             raise UsageError(f"The grammar cannot be followed any further: {self._matcher.get_error()}")
         words = torch.frombuffer(bytearray(bits), dtype=torch.uint8)
-        allowed = (words[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[
-            : len(self._writable)
-        ].bool() & self._writable
+        of_tokens = (words[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten()
+        allowed = of_tokens[: len(self._writable)].bool() & self._writable
         if not allowed.any():
             if not (self._matcher.is_accepting() or self._matcher.is_stopped()):
                 raise UsageError("The grammar requires text that this model's tokenizer cannot write.")

@@ -37,8 +37,7 @@ OnText = Callable[[int, str], None]
 class _KeptEngine:
     """An engine that stays for the next call.
 
-    `is_limited` is true if memory had no room for more blocks. Once the weights have other `versions`, its keys and
-    values are forgotten.
+    Once the weights have other `versions`, its keys and values are forgotten.
     """
 
     engine: Engine
@@ -156,8 +155,9 @@ class Generator:
 
         def write(numbers: range) -> list[list[dict[str, Any]]]:
             here = [requests[number] for number in numbers]
-            if here:
-                self._run(here, on_text, should_stop)
+            for update in self._steps(self._engine(here), should_stop) if here else ():
+                if on_text is not None and update.text and update.request.num_candidates == 1:
+                    on_text(update.request.index, update.text)
             return [[completion.record() for completion in request.completions()] for request in here]
 
         return [Completion.of(record) for records in self.ranks.shared(len(requests), write) for record in records]
@@ -167,9 +167,7 @@ class Generator:
         (request,) = self._requests([prompt], config or GenerationConfig())
         if request.num_candidates > 1:
             raise UsageError("A stream is one text. Set num_completions = 1, without best_of.")
-        engine = self._engine([request])
-        engine.add(request)
-        return TextStream(request, self._steps(engine, None))
+        return TextStream(request, self._steps(self._engine([request]), None))
 
     def close(self) -> None:
         """Frees the engine, and ends the process that compiles grammars; later calls start them again."""
@@ -180,15 +178,6 @@ class Generator:
     def require(self, prompts: Sequence[str | Sequence[int]], config: GenerationConfig) -> None:
         """Raises `UsageError` for a prompt that `generate` would refuse, without running the network."""
         self._requests(prompts, config)
-
-    def _run(self, requests: Sequence[Request], on_text: OnText | None, should_stop: Callable[[], bool] | None) -> None:
-        """Runs the requests together until all have ended."""
-        engine = self._engine(requests)
-        for request in requests:
-            engine.add(request)
-        for update in self._steps(engine, should_stop):
-            if on_text is not None and update.text and update.request.num_candidates == 1:
-                on_text(update.request.index, update.text)
 
     def _steps(self, engine: Engine, should_stop: Callable[[], bool] | None) -> Iterator[Update]:
         """Yields the updates of all steps until the engine is idle, or until `should_stop` aborts its requests."""
@@ -212,7 +201,7 @@ class Generator:
                 engine.abort_all()
 
     def _engine(self, requests: Sequence[Request]) -> Engine:
-        """An idle engine for these requests, whose cache may take half of the free memory."""
+        """An engine with these requests alone, whose cache may take half of the free memory."""
         config = requests[0].config
         max_sequences = max(config.max_batch_size or self.max_batch_size, *(request.width for request in requests))
         guesses = max(request.config.guesses for request in requests)
@@ -233,20 +222,23 @@ class Generator:
             if kept.versions != versions:
                 kept.engine.scheduler.manager.forget()
                 self._kept = replace(kept, versions=versions)
-            kept.engine.scheduler.max_waiting = len(requests)
-            return kept.engine
-        self._kept = kept = None  # its memory is free for the next
-        engine = self.serving_engine(
-            max_sequences=max_sequences,
-            max_waiting=len(requests),
-            cache_dtype=config.cache_dtype,
-            activations=config.activations,
-            batch_invariant=config.batch_invariant,
-            guesses=guesses,
-            least=needed,
-        )
-        if versions is not None:
-            self._kept = _KeptEngine(engine, kind, versions)
+            engine = kept.engine
+            engine.scheduler.max_waiting = len(requests)
+        else:
+            self._kept = kept = None  # its memory is free for the next
+            engine = self.serving_engine(
+                max_sequences=max_sequences,
+                max_waiting=len(requests),
+                cache_dtype=config.cache_dtype,
+                activations=config.activations,
+                batch_invariant=config.batch_invariant,
+                guesses=guesses,
+                least=needed,
+            )
+            if versions is not None:
+                self._kept = _KeptEngine(engine, kind, versions)
+        for request in requests:
+            engine.add(request)
         return engine
 
     def _versions(self) -> tuple[int, ...] | None:
@@ -343,11 +335,13 @@ class Generator:
         most = max_sequences * -(-self.max_seq_len // BLOCK_SIZE)
         if cache_bytes is None:
             cache_bytes = free_memory(self.model.device) // 2
-        cache_bytes -= self._state_bytes(guesses, max_sequences)
+        models = [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
+        cache_bytes -= sum(state_bytes(model, max_sequences, BLOCK_SIZE, guesses) for model in models)
+        per_block = sum(bytes_per_block(model, BLOCK_SIZE, guesses, cache_dtype=cache_dtype) for model in models)
         return Engine.build(
             self._computing(batch_invariant, activations),
             self._sampler,
-            num_blocks=max(least, min(most, max(0, cache_bytes) // self._bytes_per_block(guesses, cache_dtype))),
+            num_blocks=max(least, min(most, max(0, cache_bytes) // per_block)),
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             max_tokens=max_tokens,
@@ -364,16 +358,6 @@ class Generator:
             self._networks[kind] = computing(self.model, batch_invariant=batch_invariant, activations=activations)
         self._refresh()
         return self._networks[kind]
-
-    def _bytes_per_block(self, guesses: int, cache_dtype: CacheDtype) -> int:
-        models = self._models(guesses)
-        return sum(bytes_per_block(model, BLOCK_SIZE, guesses, cache_dtype=cache_dtype) for model in models)
-
-    def _state_bytes(self, guesses: int, max_sequences: int) -> int:
-        return sum(state_bytes(model, max_sequences, BLOCK_SIZE, guesses) for model in self._models(guesses))
-
-    def _models(self, guesses: int) -> list[Transformer]:
-        return [self.model] if self._draft is None or guesses == 0 else [self.model, self._draft[0]]
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts: of many continuations with shared prefixes."""
+"""Log-probabilities of given texts: of many continuations with shared prefixes, or of one text, token by token."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import UsageError
-from sheepop.generate.blocks import BlockTable, Chunk, Copy
+from sheepop.generate.blocks import BlockTable
 from sheepop.generate.engine import BLOCK_SIZE, tokens_per_step
 from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
 from sheepop.generate.recall import contexts, correction
 from sheepop.generate.runner import Reading, paged_runner
-from sheepop.generate.scheduler import Grant, Share
+from sheepop.generate.scheduler import Grant, Reader, Share
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.accounting.cost import pass_bytes
 from sheepop.model.attention.choose import choose_kernel
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.logits import logits_bytes
+from sheepop.tokenizer import Tokenizer
 
 # A context waits for the next pass if waiting saves it from reading at least this many tokens again.
 _WORTH_WAITING = 2 * BLOCK_SIZE
 _FORKS_PER_PASS = 64
 _TEXTS_WITH_STATES = 8  # of a pass; as many states are left for the forks
 _WINDOW = 2048  # tokens of a window, unless the model's context is shorter
-_Judged = tuple[float, bool, float]  # logprob, is_likeliest, best_logprob
+_Texts = Sequence[tuple[Sequence[int], Sequence[int]]]  # contexts and continuations
 
 
 class Continuation(NamedTuple):
@@ -54,18 +54,41 @@ class Continuation(NamedTuple):
         return math.fsum(self.logprobs)
 
 
-@dataclass
-class _Text:
+@dataclass(frozen=True)
+class Score:
+    """The predicted tokens of a text, `token_ids`, with their `logprobs` (natural logarithms) and `ranks` (from 1).
+
+    They were read in windows of `context` tokens. The first token of a text is predicted only if the tokenizer puts a
+    prefix token before it.
+    """
+
+    token_ids: list[int]
+    pieces: list[str]
+    logprobs: list[float]
+    ranks: list[int]
+    num_bytes: int
+    context: int
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, in nats per token."""
+        return -math.fsum(self.logprobs) / len(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """e to the power of the loss."""
+        return math.exp(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of the predicted tokens."""
+        return -math.fsum(self.logprobs) / math.log(2) / self.num_bytes
+
+
+class _Text(Reader):
     """A text to read, as a scheduler's request and reader: the runner predicts after `context` and each of `drafts`."""
 
-    context: list[int]
-    drafts: list[int] = field(default_factory=list)
-    table: BlockTable | None = None
-    salt: str = ""
-    adapter: Adapter | None = None
-    width: int = 1
-    source_ids: list[int] | None = None
-    order: tuple[int, int] = (0, 0)
+    width, source_ids, order = 1, None, (0, 0)
 
     @property
     def readers(self) -> list[_Text]:
@@ -101,11 +124,9 @@ class LikelihoodScorer:
             raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no likelihood.")
         self._model, self._ranks, self._memory = generator.model, generator.ranks, memory
         self._tokens_per_pass = tokens_per_pass or tokens_per_step(self._model.device)
-        self.longest = window_length(self._model, context or self._model.config.max_seq_len)
+        self.longest = window_length(self._model, self._model.config.max_seq_len if context is None else context)
 
-    def score(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], *, on_done: Callable[[int], None] | None = None
-    ) -> list[Continuation]:
+    def score(self, texts: _Texts, *, on_done: Callable[[int], None] | None = None) -> list[Continuation]:
         """Scores every text, a pair of the token ids of a context and of its continuation.
 
         A context that does not fit loses its first tokens. Equal texts are read once. `on_done` is called with the
@@ -120,8 +141,8 @@ class LikelihoodScorer:
             if here := [groups[number] for number in numbers]:
                 reading = _Reading(self._model, here, self._tokens_per_pass, self._memory)
                 with torch.inference_mode(), torch.autocast(self._model.device.type, enabled=False):
-                    for group, scored in reading.run():
-                        found.append([scored[continuation] for continuation in group.continuations])
+                    for group, scored in zip(here, reading.run(), strict=True):
+                        found.append(scored)
                         num_done += (count := sum(map(len, group.continuations.values())))
                         if on_done is not None:
                             on_done(count)
@@ -135,21 +156,20 @@ class LikelihoodScorer:
             on_done(len(texts) - num_done)
         return [found[number] for number in range(len(texts))]
 
-    def _groups(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Group]:
+    def _groups(self, texts: _Texts) -> list[_Group]:
         """Groups the texts by context, sorted so that shared prefixes are adjacent."""
-        longest = self.longest
         groups: dict[tuple[int, ...], _Group] = {}
         for number, (context, continuation) in enumerate(texts):
             if not context or not continuation:
                 raise UsageError(
                     f"Text {number + 1} to score needs a context and a continuation of at least one token."
                 )
-            if len(continuation) > longest:
+            if len(continuation) > self.longest:
                 raise UsageError(
-                    f"A continuation of {len(continuation)} tokens does not fit the model's context of {longest}."
+                    f"A continuation of {len(continuation)} tokens does not fit the model's context of {self.longest}."
                 )
             # The last token is predicted but not read.
-            kept = tuple(context[max(0, len(context) + len(continuation) - 1 - longest) :])
+            kept = tuple(context[max(0, len(context) + len(continuation) - 1 - self.longest) :])
             group = groups.setdefault(kept, _Group(list(kept)))
             group.continuations.setdefault(tuple(continuation), []).append(number)
         return [groups[context] for context in sorted(groups)]
@@ -172,93 +192,87 @@ class _Reading:
         self._runner = paged_runner(model, num_blocks=self._manager.num_blocks, block_size=BLOCK_SIZE)
         # States are found again only where a text ended, so that waiting for the prefix of another saves nothing.
         self._has_states = model.config.gated_delta_net is not None
+        self._most_texts = _TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS
 
-    def run(self) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
-        """Yields every group with the scores of its continuations."""
+    def run(self) -> Iterator[list[Continuation]]:
+        """Yields the scores of the continuations of every group."""
         begin = 0
         while begin < len(self._groups):
-            texts, shares = self._contexts(begin)
-            groups, begin = self._groups[begin : begin + len(texts)], begin + len(texts)
+            shares = self._contexts(begin)
+            tables = [share.grants[0].chunk.table for share in shares]
+            groups, begin = self._groups[begin : begin + len(shares)], begin + len(shares)
             # Sorted contexts share the most with the next one; blocks of anything else are used again at once.
             following = self._groups[begin].context if begin < len(self._groups) else []
             states_RD = self._states(shares, following)
-            for text in texts:
-                assert text.table is not None
-                shared = _shared(text.context, following)
-                self._manager.advance(text.table, text.context, len(text.context), findable=shared)
-            yield from self._continue(groups, texts, states_RD)
-            for text in texts:
-                assert text.table is not None
-                self._manager.close(text.table)
+            for group, table in zip(groups, tables, strict=True):
+                shared = _shared(group.context, following)
+                self._manager.advance(table, group.context, len(group.context), findable=shared)
+            yield from self._continue(groups, tables, states_RD)
+            for table in tables:
+                self._manager.close(table)
 
-    def _contexts(self, begin: int) -> tuple[list[_Text], list[Share]]:
+    def _contexts(self, begin: int) -> list[Share]:
         """Prepares the contexts of the next pass, from group `begin` on."""
-        texts: list[_Text] = []
         shares: list[Share] = []
-        budget = self._tokens_per_pass
+        budget, previous = self._tokens_per_pass, list[int]()
         for group in self._groups[begin:]:
-            text = _Text(group.context)
-            text.table = self._manager.open(text.context)
-            count = len(text.context) - text.table.num_tokens
-            waits = bool(texts) and _shared(texts[-1].context, text.context) - text.table.num_tokens >= _WORTH_WAITING
-            if self._has_states:
-                waits = False
-            waits = waits or len(texts) == (_TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS)
-            fits = not waits and (not texts or count <= budget)
-            copies = self._manager.reserve(text.table, min(count, self._tokens_per_pass)) if fits else None
-            if copies is None:
-                self._manager.close(text.table)
+            table = self._manager.open(group.context)
+            count = len(group.context) - table.num_tokens
+            waits = not self._has_states and _shared(previous, group.context) - table.num_tokens >= _WORTH_WAITING
+            fits = not waits and len(shares) < self._most_texts and (not shares or count <= budget)
+            share = self._share(_Text(group.context), table, count) if fits else None
+            if share is None:
+                self._manager.close(table)
                 break
-            texts.append(text)
-            shares.append(_share(text, count, copies))
-            budget -= count
-        return texts, shares
+            shares.append(share)
+            budget, previous = budget - count, group.context
+        return shares
+
+    def _share(self, text: _Text, table: BlockTable, count: int) -> Share | None:
+        """The next `count` tokens of a text, with blocks for as many as a pass reads; None if blocks are missing."""
+        copies = self._manager.reserve(table, min(count, self._tokens_per_pass))
+        return None if copies is None else Share(text, [Grant.of(text, table, count)], copies)
 
     def _continue(
-        self, groups: Sequence[_Group], texts: Sequence[_Text], states_RD: Tensor
-    ) -> Iterator[tuple[_Group, dict[tuple[int, ...], Continuation]]]:
+        self, groups: Sequence[_Group], tables: Sequence[BlockTable], states_RD: Tensor
+    ) -> Iterator[list[Continuation]]:
         """Scores the continuations of contexts that were read; `states_RD` has a row for each context."""
         pairs = [(row, found) for row, group in enumerate(groups) for found in group.continuations]
-        before = [text.context for text in texts]
+        before: Sequence[Sequence[int]] = [group.context for group in groups]
         firsts = self._judge(states_RD, before, [found[0] for _, found in pairs], [row for row, _ in pairs])
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
         waiting = [(row, found) for row, found in pairs if len(found) > 1]
         while waiting:
-            forks, shares = self._forks(waiting, texts)
-            tokens = [token for _, found in waiting[: len(forks)] for token in found[1:]]
-            rest = iter(self._judge(self._states(shares), self._contexts_of(shares), tokens))
-            for pair, fork in zip(waiting, forks, strict=False):
+            shares = self._forks(waiting, groups, tables)
+            tokens = [token for _, found in waiting[: len(shares)] for token in found[1:]]
+            before = [] if self._memory is None else list(contexts(shares, self._memory.window))
+            rest = iter(self._judge(self._states(shares), before, tokens))
+            for pair, share in zip(waiting, shares, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
-                assert fork.table is not None
-                self._manager.close(fork.table)
-            waiting = waiting[len(forks) :]
+                self._manager.close(share.grants[0].chunk.table)
+            waiting = waiting[len(shares) :]
         for row, group in enumerate(groups):
-            columns = {found: map(list, zip(*judged[row, found], strict=True)) for found in group.continuations}
-            yield group, {found: Continuation(*lists) for found, lists in columns.items()}
+            columns = (map(list, zip(*judged[row, found], strict=True)) for found in group.continuations)
+            yield [Continuation(*lists) for lists in columns]
 
     def _forks(
-        self, waiting: Sequence[tuple[int, tuple[int, ...]]], texts: Sequence[_Text]
-    ) -> tuple[list[_Text], list[Share]]:
+        self, waiting: Sequence[tuple[int, tuple[int, ...]]], groups: Sequence[_Group], tables: Sequence[BlockTable]
+    ) -> list[Share]:
         """Prepares as many waiting continuations as one pass reads: each after its context, without its last token."""
-        forks: list[_Text] = []
         shares: list[Share] = []
         budget = self._tokens_per_pass
         for row, found in waiting[:_FORKS_PER_PASS]:
             count = len(found) - 1
-            if forks and count > budget:
+            if shares and count > budget:
                 break
-            origin = texts[row]
-            assert origin.table is not None
-            fork = _Text(origin.context, list(found[:-1]), self._manager.fork(origin.table))
-            assert fork.table is not None
-            copies = self._manager.reserve(fork.table, min(count, self._tokens_per_pass))
-            if copies is None:
-                self._manager.close(fork.table)
+            fork = self._manager.fork(tables[row])
+            share = self._share(_Text(groups[row].context, drafts=list(found[:-1])), fork, count)
+            if share is None:
+                self._manager.close(fork)
                 break
-            forks.append(fork)
-            shares.append(_share(fork, count, copies))
+            shares.append(share)
             budget -= count
-        return forks, shares
+        return shares
 
     def _states(self, shares: Sequence[Share], following: Sequence[int] = ()) -> Tensor:
         """The hidden states (R, D) that predict; a text longer than a pass, which is alone, is read in several.
@@ -267,13 +281,11 @@ class _Reading:
         """
         if len(shares) > 1:
             return self._runner.states(Reading.of(shares))
-        ((text, (table, start, count), num_predictions),), copies = shares[0].grants, shares[0].copies
-        assert isinstance(text, _Text)
+        ((text, (table, start, count), _),), copies = shares[0].grants, shares[0].copies
         tokens, end, found = [*text.context, *text.drafts], start + count, []
         while start < end:
             size = min(self._tokens_per_pass, end - start)
-            predicting = min(size, max(0, num_predictions - (end - start - size)))
-            share = Share(shares[0].request, [Grant(text, Chunk(table, start, size), predicting)], copies)
+            share = Share(shares[0].request, [Grant.of(text, table, size)], copies)
             found.append(self._runner.states(Reading.of([share])))
             start += size
             if start < end:
@@ -283,20 +295,16 @@ class _Reading:
                 copies = reserved
         return torch.cat(found)
 
-    def _contexts_of(self, shares: Sequence[Share]) -> Sequence[Sequence[int]]:
-        """The tokens before each prediction that the memory looks at; none without a memory."""
-        return [] if self._memory is None else list(contexts(shares, self._memory.window))
-
     def _judge(
         self,
         states_RD: Tensor,
         before: Sequence[Sequence[int]],
         token_ids: Sequence[int],
         rows: Sequence[int] | None = None,
-    ) -> list[_Judged]:
+    ) -> list[tuple[float, bool, float]]:
         """Scores each of `token_ids` as the next token after the state in its row, by default one for each state.
 
-        The memory looks at the tokens `before` each state's prediction.
+        The memory looks at the tokens `before` each state's prediction. The fields are those of `Continuation`.
         """
         places = None if rows is None else torch.tensor(list(rows))
         found = self._head.judge(states_RD, torch.tensor(token_ids), places, correction(self._memory, before))
@@ -305,15 +313,52 @@ class _Reading:
         )
 
 
-def _share(text: _Text, count: int, copies: list[Copy]) -> Share:
-    assert text.table is not None
-    return Share(text, [Grant.of(text, text.table, count)], copies)
-
-
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix."""
     same = (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
     return next(same, min(len(one), len(other)))
+
+
+@torch.inference_mode()
+def score_text(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    context: int | None = None,
+    memory: CorpusMemory | None = None,
+) -> Score:
+    """Predicts every token of `text` from the tokens before it, with the `memory` of the training text if it is given.
+
+    A text longer than a window of `context` tokens, by default at most 2,048, is read in windows that overlap by half,
+    so that each token is predicted once, from at least half a window. Raises `UsageError` for a text without a token to
+    predict, a window that is longer than the model's context, and one that does not fit the free memory.
+    """
+    if isinstance(model, EncoderDecoder):
+        raise UsageError("An encoder-decoder predicts targets from sources, so a text alone has no score.")
+    token_ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
+    if len(token_ids) < 2:
+        raise UsageError("The text has no token that follows another, so there is nothing to predict.")
+    length = window_length(model, context)
+    stride = max(1, length // 2)
+    logprobs, ranks = list[float](), list[int]()
+    network = model.sharing_copy().eval()
+    require_memory(network, min(length, len(token_ids)), min(length, len(token_ids)))
+    end = 1
+    while end < len(token_ids):
+        begin = max(0, end - 1 - (length - stride))
+        stop = min(len(token_ids), begin + length + 1)
+        window = torch.tensor(token_ids[begin:stop], device=model.device)
+        hidden_TD = network.hidden_states(window[None, :-1])[0, end - begin - 1 :]
+        before = [] if memory is None else [token_ids[begin:place] for place in range(end, stop)]
+        found = network.lm_head.judge(hidden_TD, window[end - begin :], correct=correction(memory, before))
+        logprobs += found.logprobs.tolist()
+        ranks += found.ranks.tolist()
+        end = stop
+    predicted = token_ids[1:]
+    of_tokens = [tokenizer.token_bytes(token_id) for token_id in predicted]
+    pieces = [data.decode("utf-8", errors="replace") for data in of_tokens]
+    return Score(predicted, pieces, logprobs, ranks, sum(map(len, of_tokens)), length)
 
 
 def window_length(model: Transformer, context: int | None = None) -> int:

@@ -14,7 +14,6 @@ from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import PromptTooLongError, UsageError
 from sheepop.core.random import derive_seed
 from sheepop.generate.beam_search import Beam, Branch
-from sheepop.generate.blocks import BlockTable
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
 from sheepop.generate.penalties import Occurrences
@@ -157,7 +156,7 @@ class Completion:
         return cls(**{**record, "likeliest": tuple(Likeliest(**each) for each in record["likeliest"])})
 
 
-class Candidate:
+class Candidate(Reader):
     """One of the texts that a request writes. `context` has the tokens that the network reads to predict the next one.
 
     When the context is full and `on_overflow` is ``slide`` or ``window``, only its last half is kept, so the network
@@ -167,6 +166,11 @@ class Candidate:
     """
 
     def __init__(self, request: Request, index: int) -> None:
+        prompt_ids, longest = request.prompt.token_ids, request.max_seq_len
+        context = list(prompt_ids)
+        if len(prompt_ids) >= longest:
+            context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
+        super().__init__(context, request.salt, adapter=request.adapter)
         self.request, self.index = request, index
         self.seed = request.seed if index == 0 else derive_seed(request.seed, "candidate", index)
         self.token_ids: list[int] = []
@@ -175,14 +179,7 @@ class Candidate:
         self.near_ties, self.num_expected, self._num_unknown = 0, 0, 0
         self.matcher = None if request.matcher is None else request.matcher.fork()
         self.finish_reason: FinishReason | None = None
-        self.drafts: list[int] = []
-        self.salt, self.adapter = request.salt, request.adapter
-        self.table: BlockTable | None = None
-        prompt_ids, longest = request.prompt.token_ids, request.max_seq_len
-        self.context = list(prompt_ids)
-        if len(prompt_ids) >= longest:
-            self.context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
-        self.num_dropped = len(prompt_ids) - len(self.context)
+        self.num_dropped = len(prompt_ids) - len(context)
         self._most = request.config.max_new_tokens
         # A target never slides, whatever `on_overflow` is, because it needs its beginning.
         if request.config.on_overflow == "refuse" or request.prompt.source_ids is not None:

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from sheepop.adapt.row_adapters import Adapter
 
 
-class Reader(Protocol):
+@dataclass(eq=False)
+class Reader:
     """A text that the network reads, with an adapter or as it is: `context`, then the guessed tokens `drafts`.
 
     Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet.
     """
 
     context: list[int]
-    drafts: list[int]
-    salt: str
-    table: BlockTable | None
-    adapter: Adapter | None
+    salt: str = ""
+    table: BlockTable | None = None
+    drafts: list[int] = field(default_factory=list)
+    adapter: Adapter | None = None
 
 
 class Schedulable(Protocol):
@@ -186,9 +187,10 @@ class Scheduler:
         """
         wanted, total = [], 0
         for reader in request.readers:
-            table = reader.table or self._opened(reader)
-            count = len(reader.context) + len(reader.drafts) - table.num_tokens
-            wanted.append((reader, table, count))
+            if reader.table is None:
+                reader.table = self.manager.open(reader.context, reader.salt)
+            count = len(reader.context) + len(reader.drafts) - reader.table.num_tokens
+            wanted.append((reader, reader.table, count))
             total += count
         if total > budget:
             for place, (reader, table, count) in enumerate(wanted):
@@ -201,17 +203,12 @@ class Scheduler:
             needed = [sum(kind) for kind in zip(*missing, strict=True)]
             if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
                 return None
-        copies = [copy for table, count in lacking for copy in self._reserved(table, count)]
+        copies: list[Copy] = []
+        for table, count in lacking:
+            reserved = self.manager.reserve(table, count)
+            assert reserved is not None
+            copies += reserved
         return Share(request, [Grant.of(reader, table, count) for reader, table, count in wanted if count > 0], copies)
-
-    def _reserved(self, table: BlockTable, count: int) -> list[Copy]:
-        copies = self.manager.reserve(table, count)
-        assert copies is not None
-        return copies
-
-    def _opened(self, reader: Reader) -> BlockTable:
-        reader.table = self.manager.open(reader.context, reader.salt)
-        return reader.table
 
     def _release(self, request: Schedulable) -> None:
         for reader in request.readers:

@@ -9,57 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
-from sheepop.adapt.row_adapters import Adapter
-from sheepop.generate.blocks import BlockManager, BlockTable, Copy
+from sheepop.generate.blocks import BlockManager
 from sheepop.generate.request import Candidate
 from sheepop.generate.runner import PagedRunner
-from sheepop.generate.sampler import Row, Sampler
-from sheepop.generate.scheduler import Grant, Share
+from sheepop.generate.sampler import Sampler
+from sheepop.generate.scheduler import Grant, Reader, Share
 
-
-class Drafter(Protocol):
-    """A source of guesses."""
-
-    count: int
-    """The most guesses for a text."""
-
-    def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
-        """Returns the guesses for each text, at most its `num_guessable`, possibly none."""
-
-    def forget(self, candidate: Candidate) -> None:
-        """Drops the state of a text that has ended."""
-
-    def reset(self) -> None:
-        """Drops the state of all texts."""
+_SIZES = (3, 2)  # of the n-grams that a lookup tries
 
 
 class LookupDrafter:
     """Guesses the tokens that followed the last n tokens where these occurred before (Saxena 2023, prompt lookup).
 
-    It tries n from `longest` down to `shortest`.
+    It tries n = 3, then n = 2. A text gets at most `count` guesses.
     """
 
-    def __init__(self, count: int, *, longest: int = 3, shortest: int = 2) -> None:
+    def __init__(self, count: int) -> None:
         self.count = count
-        self._sizes = range(longest, shortest - 1, -1)
-        self._indexes: dict[int, _Index] = {}
+        self._indexes: dict[Candidate, _Index] = {}
 
     def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
-        """Looks the guesses up in prompt and text."""
+        """Returns the guesses for each text, at most its `num_guessable`, possibly none."""
         found = []
         for candidate in candidates:
-            index = self._indexes.setdefault(id(candidate), _Index(self._sizes))
+            index = self._indexes.setdefault(candidate, _Index())
             index.read([*candidate.request.prompt.token_ids, *candidate.token_ids])
             found.append(index.follows(min(self.count, candidate.num_guessable)))
         return found
 
     def forget(self, candidate: Candidate) -> None:
-        """Drops the index of a text."""
-        self._indexes.pop(id(candidate), None)
+        """Drops the index of a text that has ended."""
+        self._indexes.pop(candidate, None)
 
     def reset(self) -> None:
         """Drops all indexes."""
@@ -69,22 +52,21 @@ class LookupDrafter:
 class _Index:
     """The last position at which each n-gram ended, before the end of the text."""
 
-    def __init__(self, sizes: range) -> None:
-        self._sizes = sizes
+    def __init__(self) -> None:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
 
     def read(self, tokens: list[int]) -> None:
         """Reads the new tokens; an n-gram is indexed once a token follows it."""
         for end in range(len(self._tokens), len(tokens)):
-            for size in self._sizes:
+            for size in _SIZES:
                 if end >= size:
                     self._ends[tuple(tokens[end - size : end])] = end
         self._tokens = tokens
 
     def follows(self, count: int) -> list[int]:
         """The up to `count` tokens that followed the longest final n-gram that occurred before."""
-        for size in self._sizes:
+        for size in _SIZES:
             end = self._ends.get(tuple(self._tokens[-size:])) if len(self._tokens) >= size else None
             if end is not None:
                 return self._tokens[end : end + count]
@@ -92,34 +74,41 @@ class _Index:
 
 
 class ModelDrafter:
-    """Guesses with a smaller model of the same vocabulary, which samples with the same seeds and so often agrees."""
+    """Guesses with a smaller model of the same vocabulary, which samples with the same seeds and so often agrees.
+
+    A text gets at most `count` guesses.
+    """
 
     def __init__(self, runner: PagedRunner, sampler: Sampler, manager: BlockManager, count: int) -> None:
         self.count = count
         self._runner, self._sampler, self._manager = runner, sampler, manager
-        self._readers: dict[int, _DraftReader] = {}
+        self._readers: dict[Candidate, Reader] = {}
 
     def propose(self, candidates: Sequence[Candidate]) -> list[list[int]]:
-        """Generates guesses with the smaller model; a text without free blocks gets no more guesses."""
-        readers = [self._reader(candidate) for candidate in candidates]
-        open_ones = readers
+        """Returns the guesses for each text, at most its `num_guessable`; without free blocks it gets no more."""
+        readers = {candidate: self._reader(candidate) for candidate in candidates}
+        guessing = candidates
         for _ in range(self.count):
-            open_ones = [reader for reader in open_ones if reader.is_open and self._reserve(reader)]
-            if not open_ones:
+            reserved = {candidate: self._share(candidate, readers[candidate]) for candidate in guessing}
+            shares = {candidate: share for candidate, share in reserved.items() if share is not None}
+            if not shares:
                 break
-            shares = [reader.share() for reader in open_ones]
-            logits = self._runner.run(shares)
-            ends = accumulate(share.grants[0].num_predictions for share in shares)
+            guessing = list(shares)
+            logits = self._runner.run(list(shares.values()))
+            ends = accumulate(share.grants[0].num_predictions for share in shares.values())
             logits = logits[torch.tensor([end - 1 for end in ends], device=logits.device)]
-            chosen = self._sampler.choose(logits, [reader.row() for reader in open_ones])
-            for reader, token_id in zip(open_ones, chosen.token_ids, strict=True):
-                self._manager.advance(reader.grant.chunk.table, reader.context, len(reader.context))
-                reader.drafts.append(token_id)
-        return [reader.drafts for reader in readers]
+            # The seeds and settings are those of the texts themselves.
+            rows = [candidate.row(readers[candidate].drafts) for candidate in guessing]
+            chosen = self._sampler.choose(logits, rows)
+            for (candidate, share), token_id in zip(shares.items(), chosen.token_ids, strict=True):
+                context = readers[candidate].context
+                self._manager.advance(share.grants[0].chunk.table, context, len(context))
+                readers[candidate].drafts.append(token_id)
+        return [reader.drafts for reader in readers.values()]
 
     def forget(self, candidate: Candidate) -> None:
-        """Frees the blocks of a text."""
-        reader = self._readers.pop(id(candidate), None)
+        """Frees the blocks of a text that has ended."""
+        reader = self._readers.pop(candidate, None)
         if reader is not None and reader.table is not None:
             self._manager.close(reader.table)
 
@@ -128,9 +117,9 @@ class ModelDrafter:
         self._readers.clear()
         self._manager.forget()
 
-    def _reader(self, candidate: Candidate) -> _DraftReader:
+    def _reader(self, candidate: Candidate) -> Reader:
         """The smaller model's reader of a text; it starts again if the text has lost its first tokens."""
-        reader = self._readers.setdefault(id(candidate), _DraftReader(candidate))
+        reader = self._readers.setdefault(candidate, Reader([], candidate.salt))  # guesses need no adapter
         reader.drafts = []
         context = list(candidate.context)
         if reader.table is not None and context[: len(reader.context)] != reader.context:
@@ -139,42 +128,19 @@ class ModelDrafter:
         reader.context = context
         return reader
 
-    def _reserve(self, reader: _DraftReader) -> bool:
-        """Reserves blocks for the unread tokens; returns whether there were enough."""
+    def _share(self, candidate: Candidate, reader: Reader) -> Share | None:
+        """The unread tokens and blocks for them; None if no other guess can be used, or blocks are missing."""
+        if len(reader.drafts) >= candidate.num_guessable:
+            return None
         if reader.table is None:
             reader.table = self._manager.open(reader.context, reader.salt)
         table = reader.table
         if table.num_tokens == len(reader.context) and not reader.drafts:
             table.num_tokens -= 1  # the newest token is read again, to predict what follows it
         count = len(reader.context) + len(reader.drafts) - table.num_tokens
-        reader.grant = Grant.of(reader, table, count)
         copies = self._manager.reserve(table, count)
-        reader.copies = copies or []
-        return copies is not None
+        return None if copies is None else Share(candidate.request, [Grant.of(reader, table, count)], copies)
 
 
-class _DraftReader:
-    """A text as the smaller model reads it; see `scheduler.Reader`."""
-
-    def __init__(self, candidate: Candidate) -> None:
-        self._candidate = candidate
-        self.context: list[int] = []
-        self.drafts: list[int] = []
-        self.salt = candidate.salt
-        self.adapter: Adapter | None = None  # guesses need none
-        self.table: BlockTable | None = None
-        self.grant: Grant
-        self.copies: list[Copy] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether another guess can be used."""
-        return len(self.drafts) < self._candidate.num_guessable
-
-    def share(self) -> Share:
-        """The chunk that the next pass reads."""
-        return Share(self._candidate.request, [self.grant], self.copies)
-
-    def row(self) -> Row:
-        """The sampler's row for the next guess, with the seed and settings of the text itself."""
-        return self._candidate.row(self.drafts)
+Drafter = LookupDrafter | ModelDrafter
+"""A source of guesses."""

@@ -226,13 +226,8 @@ def broadcast(numbers: Sequence[int] | None) -> list[int]:
 
 
 def _letters(record: dict[str, Any]) -> list[int]:
-    """A record as the bytes of its JSON; `_record` restores it."""
+    """A record as the bytes of its JSON."""
     return list(json.dumps(record).encode())
-
-
-def _record(letters: Sequence[int]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(bytes(letters))
-    return found
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -256,14 +251,14 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
             runners.pop(forgotten, None)
         del content[:num_forgotten]
         if kind == _Kind.LOAD:
-            given = _record(content)
+            given = json.loads(bytes(content))
             dtype = None if given["dtype"] is None else getattr(torch, given["dtype"])
             # The leader raises the same error for a model that cannot be read or split.
             with suppress(SheepOpError):
                 models[number] = load_part(Path(given["path"]), dtype, device).model
         elif kind == _Kind.PREPARE:
             model, *letters = content
-            runners[number] = paged_runner(models[model], **_record(letters))
+            runners[number] = paged_runner(models[model], **json.loads(bytes(letters)))
         else:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 if kind == _Kind.WHOLE:

@@ -1,7 +1,7 @@
 """The Triton kernel of `sampling_kernels.choose_by_triton`, in its own file because only GPU machines load Triton.
 
 A gap is the distance of a score below the largest one, divided by the temperature, so e^-gap is proportional to the
-token's probability. Gaps are not negative, so their bits, read as integers, are in the same order. `sampler.py` says
+token's probability. Gaps are not negative, so their bits, read as integers, are in the same order. `warping.py` says
 the same in PyTorch and gives the sources.
 """
 

@@ -24,7 +24,7 @@ from sheepop.checkpoint.model_kind import BASE, is_model, require_apart, require
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.text_score import Score, score_text
+from sheepop.generate.likelihood import Score, score_text
 from sheepop.model import Transformer
 
 # Number and length of the texts that the model generates for the measurement.
