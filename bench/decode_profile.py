@@ -134,9 +134,8 @@ def main() -> None:
             loaded = load_model(files / "sheepop", "cpu", KINDS.get(precision))
             model = loaded.model if precision in KINDS else quantize(loaded.model, precision)
             generator = Generator(model, loaded.tokenizer, max_batch_size=max(options.batches))
-            generator.generate(
-                [[1]], GenerationConfig(max_new_tokens=2, activations=options.activations)
-            )  # loads the native code
+            # Loads the native code.
+            generator.generate([[1]], GenerationConfig(max_new_tokens=2, activations=options.activations))
             if not columns:
                 install(profile)
             for texts in options.batches:

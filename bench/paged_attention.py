@@ -2,10 +2,10 @@
 
 python bench/paged_attention.py --json bench/results/paged_attention.json
 
-A chunk is the tokens of one prompt, perhaps behind others; single tokens belong to texts of equal length, whose blocks lie
-in memory as they came. Each layer has a cache of its own, so that those of many texts come from memory as in a step of a
-network. Figures are milliseconds of processor time for one layer, medians of several rounds, and the bytes of keys and
-values that are read per second.
+A chunk is the tokens of one prompt, perhaps behind others. Single tokens belong to texts of equal length, whose blocks
+lie in memory as they came. Each layer has a cache of its own, so that those of many texts come from memory as in a step
+of a network. Figures are milliseconds of processor time for one layer, medians of several rounds, and the bytes of keys
+and values that are read per second.
 """
 
 from __future__ import annotations

@@ -112,10 +112,9 @@ class StoredWeight(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    # PyTorch's own attributes of a subclass of tensors take a microsecond, and several if caches are cold.
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
-        """The data type that the matrix seems to have."""
+        """The data type of the matrix; PyTorch's own attribute would take a microsecond."""
         return self._dtype
 
     @property
@@ -127,16 +126,6 @@ class StoredWeight(Tensor):
     def parts(self) -> Parts:
         """The numbers, the scales and the offsets of the rows."""
         return self._rows_of_parts(slice(0, self.num_rows))
-
-    @property
-    def numbers(self) -> Tensor:
-        """The numbers of the rows."""
-        return self.parts[0]
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales of the rows or of their groups."""
-        return self.parts[1]
 
     @property
     def has_scales(self) -> bool:

@@ -32,8 +32,8 @@ def suits_native_sampling(logits: Tensor) -> bool:
     """Whether the native kernel chooses from these logits (B, V)."""
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return False
-    wanted = logits.shape[-1] >= _LARGE or native_kernels_allowed()
-    return wanted and native_library(_SOURCE) is not None
+    is_wanted = logits.shape[-1] >= _LARGE or bool(native_kernels_allowed())
+    return is_wanted and native_library(_SOURCE) is not None
 
 
 def choose_natively(
