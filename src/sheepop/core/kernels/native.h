@@ -83,6 +83,17 @@ inline Floats8 sums(const Floats* one, const Floats* other) {
   return CHOSEN(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + CHOSEN(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
+// Whether a comparison is true in some lane.
+inline bool any(FloatBits truths) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(truths), reinterpret_cast<__m512i>(truths));
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kLanes; i++) found |= truths[i];
+  return found;
+#endif
+}
+
 // A difference from 0 is the number itself, and compilers make one instruction of it.
 template <class V>
 inline V spread(float value) {

@@ -1,5 +1,5 @@
 // Chooses the next token of each row of logits, on a CPU in float32, in a few passes over the vocabulary and without
-// sorting it. `sampler.py` says the same in PyTorch and gives the sources.
+// sorting it. `warping.py` says the same in PyTorch and gives the sources.
 //
 // A gap is the distance of a score below the largest one, divided by the temperature, so e^-gap is proportional to the
 // token's probability. Top-k, top-p and min-p each keep the tokens up to some (gap, id), in ascending order.
@@ -166,9 +166,8 @@ struct Race {
       FloatBits arrived = {};
       for (int64_t i = 0; i < kBlock; i += kLanes)
         arrived |= load<Floats>(numbers + i) <= bound * load<Floats>(masses + begin + i);
-      int32_t any = 0;
-      for (int j = 0; j < kLanes; j++) any |= arrived[j];
-      for (int64_t i = begin; any && i < begin + kBlock; i++) {
+      if (!any(arrived)) continue;
+      for (int64_t i = begin; i < begin + kBlock; i++) {
         if (!(numbers[i - begin] <= bound * masses[i]) || !end.includes(gaps[i], i)) continue;
         insert({std::log(-std::log1p(-numbers[i - begin])) + gaps[i], i});
         bound = std::exp(first[kPlaces - 1].time) * 1.001;
@@ -278,9 +277,7 @@ int64_t place_of(float wanted, const float* x, int64_t count) {
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     FloatBits equal = {};
     for (int64_t i = begin; i < begin + kBlock; i += kLanes) equal |= some(x, i, count, NAN) == wanted;
-    int32_t any = 0;
-    for (int j = 0; j < kLanes; j++) any |= equal[j];
-    if (any) return std::find(x + begin, x + count, wanted) - x;
+    if (any(equal)) return std::find(x + begin, x + count, wanted) - x;
   }
   return 0;
 }
