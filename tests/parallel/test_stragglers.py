@@ -77,8 +77,8 @@ def _frames_of(module: str) -> list[object]:
 
 
 # Ranks whose time is counted in samples, so that it does not matter how long a machine takes for anything. In each
-# backward pass a rank takes `own` samples of its own work, then those of an exchange in which it waits for the other
-# rank, which has more work of its own and goes on when they are taken. A sample stands for 0.02 seconds.
+# backward pass a rank takes `own` samples of its own work, then `waiting` ones of an exchange in which it waits for the
+# other rank, whose `waiting` is negative and which goes on when they are taken. A sample stands for 0.02 seconds.
 COUNTED = """
 import sys, time
 from pathlib import Path
@@ -98,9 +98,8 @@ class Counted(profiler.OwnTime):
             self._looks, self._own = before
             return
         taken += 1
-        if len(wanted) == 1 and not wanted[0]:
+        if not wanted.pop() and not wanted:
             (place / str(calls)).touch()
-        wanted.pop()
 def wait_for(condition):
     deadline = time.monotonic() + 120
     while not condition():
@@ -112,7 +111,7 @@ def counted_back(loss):
     wanted.extend([1] * own)
     wait_for(lambda: not wanted)
     wanted.extend([0] * waiting)
-    if not waiting and place.name == "late":
+    if waiting < 0:
         wait_for((place / str(calls)).exists)
     return back(loss)
 profiler.OwnTime, profiler._LOOK_SECONDS, placement.Loss.back = Counted, 0.001, counted_back
@@ -128,7 +127,7 @@ def test_ranks_that_wait_for_one_name_it_and_ranks_that_are_alike_name_none(toge
     for name, own, measured in (("alike", (15, 15), (0, 0.0)), ("late", (1, 15), (1, pytest.approx(0.28)))):
         (tmp_path / name).mkdir()
         options = together.options(tmp_path / f"{name} run", *more)
-        each = {f"rank_{rank}": [own[rank], 15 - own[rank], tmp_path / name, *options] for rank in range(2)}
+        each = {f"rank_{rank}": [own[rank], own[1 - rank] - own[rank], tmp_path / name, *options] for rank in range(2)}
         ends = together.run(2, options, program_0=COUNTED, program_1=COUNTED, **each)
         assert [end.code for end in ends] == [0, 0], ends
         assert [end.err.count("so all wait for it") for end in ends] == [int(name == "late"), 0], ends
