@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from . import unflushed  # noqa: F401
 from .command_line import Launcher
@@ -38,12 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A test that fails because the machine is busy says nothing about the code.
 # Where CI is set, as it is on the machines that judge a change, every run draws the same examples.
-settings.register_profile(
-    "sheepop",
-    deadline=None,
-    derandomize="CI" in os.environ,
-    suppress_health_check=[HealthCheck.too_slow],  # what a test computes between two draws counts as drawing
-)
+settings.register_profile("sheepop", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("sheepop")
 
 

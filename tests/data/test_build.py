@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -22,6 +21,8 @@ from sheepop.data import Corpus, DataConfig, build_corpus
 from sheepop.data.pipeline.record import left_out_in_words
 from sheepop.jobs.config import load_config
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig
+
+from .conftest import Growth
 
 Tree = Callable[..., Path]
 Build = Callable[..., Corpus]
@@ -460,30 +461,24 @@ def test_replaced_personal_data_and_keys_are_counted_with_switches_that_can_be_t
     assert "Corpus: 1 file found" in texts[1] and "placeholders" not in texts[1]
 
 
-def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
-    """The largest memory is measured in a process of its own, after a corpus and after one eight times as large."""
+def number_of_tokens(folder: str) -> int:
+    output, tokenizer = Path(f"{folder} corpus"), TokenizerConfig(path=str(Path(folder).parent / "tokenizer"))
+    corpus = build_corpus(DataConfig(paths=(folder,)), tokenizer, output, seed=0, console=Console.silent())
+    return corpus.train.num_tokens + corpus.validation.num_tokens
+
+
+def test_memory_does_not_grow_with_the_corpus(growth: Growth, tmp_path: Path) -> None:
+    """The largest memory after a corpus of 3.4 megabytes and after one of 28."""
     spelled = str.maketrans("0123456789", "abcdefghij")
-    for name, count in (("small", 4), ("large", 32)):  # 3.4 and 28 megabytes
+    for name, count in (("small", 4), ("large", 32)):
         (tmp_path / name).mkdir()
         for i in range(count):
             text = "".join(f"{i} {line:07d} some words\n" for line in range(40_000)).translate(spelled)
             (tmp_path / name / f"{i:03d}.txt").write_text(text)
     CharTokenizer().save(tmp_path / "tokenizer")
-    script = """
-import resource, sys
-from pathlib import Path
-from sheepop.data import DataConfig, build_corpus
-from sheepop.tokenizer import TokenizerConfig
-root = Path(sys.argv[1])
-tokenizer = TokenizerConfig(path=str(root / "tokenizer"))
-for name in ("small", "large"):
-    build_corpus(DataConfig(paths=(str(root / name),)), tokenizer, root / f"{name}-corpus", seed=0)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-"""
-    result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    small, large = map(int, result.stdout.split())
-    assert large - small < 16_000_000
-    assert sum(path.stat().st_size for path in (tmp_path / "large").iterdir()) > 25_000_000
+    tokens, grown = growth(number_of_tokens, tmp_path / "small", tmp_path / "large")
+    assert tokens == 32 + sum(path.stat().st_size for path in (tmp_path / "large").iterdir()) > 25_000_000
+    assert grown < 16_000_000
 
 
 def test_a_config_error_is_raised_before_anything_is_read() -> None:

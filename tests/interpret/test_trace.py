@@ -45,7 +45,7 @@ def test_every_architecture_is_traced_to_the_bit(name: str) -> None:
     check(shaken(build_model(ARCHITECTURES[name], seed=3)), [7, 1, 4, 4, 30, 2, 9, 7, 1, 4, 11])
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.data_too_large])
 @given(keys=valid_settings())
 def test_every_valid_configuration_is_traced_to_the_bit(keys: dict[str, Any]) -> None:
     # In float64 no rounding can send a token to another expert.

@@ -195,9 +195,11 @@ def test_a_program_passes_its_tests_or_not(tested: Callable[..., CodeReward]) ->
 def test_a_program_without_end_is_wrong_or_has_no_reward(tested: Callable[..., CodeReward]) -> None:
     endless, greedy = ("```python\nwhile True: pass\n```", "```python\nx = bytearray(2**33)\n```")
     others = [program(greedy), program(RIGHT)]
-    for timeouts, expected in (("fail", 0.0), ("missing", None)):
-        assert tested(seconds=0.5, timeouts=timeouts)([program(endless)]) == [expected]
-        assert tested(memory_bytes=2**28, timeouts=timeouts)(others) == [0.0, 1.0]
+    assert tested(seconds=0.5, timeouts="fail")([program(endless)]) == [0.0]
+    assert tested(memory_bytes=2**28, timeouts="fail")(others) == [0.0, 1.0]
+    # The others have seconds for what takes a tenth of one.
+    limits = {"seconds": 3.0, "memory_bytes": 2**28}
+    assert tested(timeouts="missing", **limits)([program(endless), *others]) == [None, 0.0, 1.0]
 
 
 def test_several_rewards_are_opened_by_the_settings(tested: Callable[..., CodeReward], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def check_works(config: ModelConfig) -> None:
     check_causality(model)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.data_too_large])
 @given(keys=valid_settings())
 def test_every_valid_configuration_trains_generates_and_is_causal(keys: dict[str, Any]) -> None:
     check_works(validate(ModelConfig, keys))
@@ -132,7 +132,7 @@ def changed_settings(draw: st.DrawFn) -> dict[str, Any]:
     return keys
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.data_too_large])
 @given(keys=changed_settings())
 @example({"activation": ["gelu"]})
 @example({"d_model": 10**400})

@@ -162,8 +162,10 @@ class OwnTime:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets all samples."""
+        """Forgets all samples, and the time that a step has taken so far."""
         self._seconds, self._steps, self._looks, self._own = 0.0, 0, 0, 0
+        if self._since is not None:
+            self._since = self._clock()
 
     @contextmanager
     def watching(self) -> Iterator[None]:

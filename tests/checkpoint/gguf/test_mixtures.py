@@ -112,9 +112,7 @@ def test_a_quantised_file_holds_what_llama_cpps_own_package_reads(
     name=st.sampled_from([name for name, mixture in MIXTURES.items() if mixture.most.startswith("q")]),
     seed=st.integers(0, 2**16),
 )
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_width_is_written_so_that_llama_cpp_reads_it_or_refused(
     tmp_path: Path, make: Callable[..., Any], width: int, toy: str, name: str, seed: int
 ) -> None:

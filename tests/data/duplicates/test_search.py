@@ -51,7 +51,7 @@ def families(make: Any) -> list[Document]:
     return documents
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 2**32),
     st.lists(st.integers(0, 40), max_size=5),

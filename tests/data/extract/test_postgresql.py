@@ -27,6 +27,8 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.query import read_query
 
+from ..conftest import Growth
+
 pytestmark = pytest.mark.system
 
 PASSWORD = "s3cr@t/p%w ü"
@@ -322,23 +324,16 @@ def test_a_query_that_fails_in_the_middle_is_one_clear_error_and_leaves_no_passw
     assert_no_password(tmp_path, done.stdout, done.stderr)
 
 
-MEASURE = """
-import resource, sys
-from sheepop.data.extract.config import ExtractConfig
-from sheepop.data.extract.query import read_query
-def size(query):
-    return sum(len(item.text) for item in read_query(sys.argv[1], query, ExtractConfig()))
-size("SELECT * FROM large ORDER BY id LIMIT 2000")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(size("SELECT * FROM large ORDER BY id"), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+def length_of_rows(asked: str) -> int:
+    url, query = asked.splitlines()
+    return sum(len(item.text) for item in read_query(url, query, ExtractConfig()) if isinstance(item, Extracted))
 
 
-def test_a_large_table_is_streamed_in_little_memory(server: Server) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURE, server.url], capture_output=True, text=True, check=True)
-    total, grown = map(int, done.stdout.split())
-    assert (total, done.stderr) == (100_000 * 64 * 32, "")
-    assert grown < 32 * 1024  # KiB, for 205 MB of text
+def test_a_large_table_is_streamed_in_little_memory(growth: Growth, server: Server) -> None:
+    query = f"{server.url}\nSELECT * FROM large ORDER BY id"
+    length, grown = growth(length_of_rows, f"{query} LIMIT 2000", query)
+    assert length == 100_000 * 64 * 32
+    assert grown < 2**23  # for 205 MB of text
 
 
 def test_a_server_that_is_killed_in_the_middle_ends_the_rows_with_a_reason(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from sheepop.data.extract import records
 from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Content, Context, Extracted, ExtractionError, Refused
 from sheepop.data.extract.records import JsonItems
+
+from ..conftest import Growth
 
 values = st.recursive(
     st.one_of(
@@ -123,16 +124,19 @@ def test_line_7_of_a_million_that_is_invalid_is_the_only_one_refused() -> None:
     assert count == {Extracted: 99_999, Refused: 1}
 
 
-def test_a_line_of_two_gigabytes_is_passed_over_without_being_held(tmp_path: Path) -> None:
-    path = tmp_path / "huge.jsonl"
-    with path.open("wb") as file:
-        file.write(b'{"text": "before"}\n{"text": "')
-        file.seek(2**31, 1)
-        file.write(b'"}\n{"text": "after"}\n')
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    items = list(records.extract_jsonl(Content(path.name, path=path), context(max_document_bytes=2**20)))
-    assert found(items) == [("line 1", "before"), ("line 2", "<oversized>"), ("line 3", "after")]
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
+def found_beside_a_long_line(path: str) -> list[tuple[str, str]]:
+    return found(records.extract_jsonl(Content("x.jsonl", path=Path(path)), context(max_document_bytes=2**20)))
+
+
+def test_a_line_of_two_gigabytes_is_passed_over_without_being_held(growth: Growth, tmp_path: Path) -> None:
+    for name, size in (("small", 2**22), ("huge", 2**31)):
+        with (tmp_path / name).open("wb") as file:
+            file.write(b'{"text": "before"}\n{"text": "')
+            file.seek(size, 1)
+            file.write(b'"}\n{"text": "after"}\n')
+    items, grown = growth(found_beside_a_long_line, tmp_path / "small", tmp_path / "huge")
+    assert items == [["line 1", "before"], ["line 2", "<oversized>"], ["line 3", "after"]]
+    assert grown < 2**22
 
 
 def test_a_file_of_blank_lines_is_empty() -> None:
@@ -206,15 +210,18 @@ def test_a_list_that_breaks_gives_what_stands_before_and_says_where(text: str, w
     assert len(items) == before
 
 
-def test_a_list_larger_than_memory_allows_is_streamed(tmp_path: Path) -> None:
-    path = tmp_path / "large.json"
+def length_of_a_list(path: str) -> int:
+    items = records.extract_json(Content("x.json", path=Path(path)), context())
+    return sum(len(item.text) for item in items if isinstance(item, Extracted))
+
+
+def test_a_list_larger_than_memory_allows_is_streamed(growth: Growth, tmp_path: Path) -> None:
     record = json.dumps({"text": "lorem ipsum " * 1000}, indent=2)
-    with path.open("w") as file:
-        file.write("[\n" + ",\n".join([record] * 4000) + "\n]\n")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    items = records.extract_json(Content(path.name, path=path), context())
-    assert sum(len(item.text) for item in items if isinstance(item, Extracted)) == 4000 * 12_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**15  # KiB
+    for name, count in (("small", 400), ("large", 4000)):
+        (tmp_path / name).write_text("[\n" + ",\n".join([record] * count) + "\n]\n")
+    length, grown = growth(length_of_a_list, tmp_path / "small", tmp_path / "large")
+    assert length == 4000 * 12_000
+    assert grown < 2**22
 
 
 @pytest.mark.parametrize("opening", ["", "\ufeff", "\n\n  "])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sheepop.core.console import Console
@@ -83,25 +86,85 @@ def cluster() -> Iterator[Any]:
         yield found
 
 
+# A build each of whose tasks in the first pass writes a note when its part is written but not yet in its place. The
+# first one then goes on; the others wait for a lock on the gate, which the test holds.
+HELD = """
+import sys
+from sheepop.data.pipeline import engine
+control = sys.argv.pop(1)
+def done(task, rank):
+    import fcntl, os
+    directory, mark, work = task.args
+    def held(rank, staging):
+        work(rank, staging)
+        if directory.name != "pass-0":
+            return
+        with open(f"{control}/notes", "a") as notes:
+            fcntl.flock(notes, fcntl.LOCK_EX)
+            is_first = not os.path.getsize(notes.name)
+            notes.write(f"{rank} {os.getpid()}\\n")
+        if not is_first:
+            with open(f"{control}/gate") as gate:
+                fcntl.flock(gate, fcntl.LOCK_SH)
+    return task.func(directory, mark, held, rank)
+engine._done = done
+from sheepop.__main__ import main
+main()
+"""
+
+
 class Build:
-    """A build on the cluster that is stopped when its first part has begun, or is finished."""
+    """A build on the cluster that has one finished part and gets no further, until the gate is opened."""
 
     def __init__(self, launcher: Launcher, arguments: list[str], output: Path, address: str) -> None:
-        self._parts = output.with_name(f".{output.name}.building") / "pass-0"
-        self.process = launcher.start(*arguments, environment={**os.environ, "RAY_ADDRESS": address})
+        self.parts = output.with_name(f".{output.name}.building") / "pass-0"
+        self._control = output.with_name(f"{output.name}, control")
+        self._control.mkdir()
+        self._gate = (self._control / "gate").open("w")
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        self._start = partial(
+            launcher.start, self._control, *arguments, program=HELD, environment={**os.environ, "RAY_ADDRESS": address}
+        )
+        self.process = self._start()
 
     def __enter__(self) -> Build:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.process.kill()
+        self._gate.close()
 
-    def await_first_part(self, *, is_finished: bool) -> None:
-        # The directory in which a part is being written has a name like .00000.partial-1a2b.
-        names = "0*" if is_finished else "*0*"
-        while not (self._parts.is_dir() and list(self._parts.glob(names))) and self.process.poll() is None:
+    def noted(self) -> list[tuple[int, int]]:
+        """The part and the process of every task that has written a part, in this order."""
+        notes = self._control / "notes"
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        return [(int(rank), int(process)) for rank, process in map(str.split, lines)]
+
+    def await_parts(self) -> None:
+        """Waits until one part is finished and each node holds another one."""
+        # A node has one core: its second task begins when its first one has ended.
+        while len(self.noted()) < PARTS and self.process.poll() is None:
             time.sleep(0.005)
-        assert self.process.poll() is None, "it was over too soon"
+        assert (ended := self.process.poll()) is None, ended
+        assert [path.name for path in self.parts.glob("0*")] == [f"{self.noted()[0][0]:05d}"]
+        assert len(list(self.parts.glob(".0*.partial-*"))) == PARTS - 1
+
+    def open_gate(self) -> None:
+        """Lets all parts be finished."""
+        self._gate.close()
+
+    def await_end_of_tasks(self) -> None:
+        """Waits until no process of the cluster works for the killed build."""
+        held = [psutil.Process(process) for _, process in self.noted()[1:] if psutil.pid_exists(process)]
+        _, alive = psutil.wait_procs(held, timeout=SECONDS)
+        assert not alive
+
+    def resume(self) -> list[int]:
+        """Runs the same command to its end; returns the parts that it wrote."""
+        before = len(self.noted())
+        done = self._start().wait(SECONDS)
+        assert done.code == 0, done.err
+        return [rank for rank, _ in self.noted()[before:]]
 
 
 def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
@@ -119,20 +182,26 @@ def test_two_nodes_give_the_same_bytes_even_when_one_is_killed(
     # A node is lost and the build goes on with the other.
     output = tmp_path / "goes on"
     with Build(launcher, command(text, output, "--engine", "ray"), output, address) as build:
-        build.await_first_part(is_finished=False)
+        build.await_parts()
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        build.open_gate()
         assert (ended := build.process.wait(SECONDS)).code == 0, ended.err
     assert content(output) == on_one_machine
+    written = [rank for rank, _ in build.noted()]
+    assert written.count(written[0]) == 1 and sorted(written.count(rank) for rank in range(PARTS)) == [1, 1, 2]
 
     # A node is lost and the build with it; the same command goes on with what is finished.
     cluster.add_node(**NODE)
     cluster.wait_for_nodes(timeout=60)
     output = tmp_path / "resumed"
-    arguments = command(text, output, "--engine", "ray")
-    with Build(launcher, arguments, output, address) as build:
-        build.await_first_part(is_finished=True)
+    with Build(launcher, command(text, output, "--engine", "ray"), output, address) as build:
+        build.await_parts()
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-    run_to_end(launcher, arguments, RAY_ADDRESS=address)
+        build.process.kill()
+        build.await_end_of_tasks()
+        assert len(list(build.parts.glob("0*"))) == 1
+        build.open_gate()
+        assert sorted(build.resume()) == sorted(rank for rank, _ in build.noted()[1:PARTS])
     assert content(output) == on_one_machine
     assert not list(tmp_path.glob(".*")), "the workplaces are gone"
 

@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from sheepop.core.errors import UsageError
 from sheepop.interpret.control.curvature import (
-    MUON_CERTAIN,
     HessianProducts,
     MeanLoss,
     Scaling,
@@ -260,8 +259,8 @@ def test_a_share_alone_is_certain_where_the_scaling_does_not_follow_the_gradient
     late, early = (partial(torch.optim.AdamW, lr=RATE, betas=(0.9, beta)) for beta in (0.5, 0.9))
     kinds = (partial(torch.optim.SGD, lr=RATE), late, early, partial(Muon, lr=RATE))
     optimizers = [taken(kind, model) for kind in kinds]
-    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, MUON_CERTAIN]
-    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == MUON_CERTAIN
+    assert [Scaling.of(model, [each]).certain for each in optimizers] == [1.2, 2.0, math.inf, 100.0]
+    assert Scaling.of(model, [optimizers[1], optimizers[3]]).certain == 100.0
     assert Scaling.of(model, [optimizers[2], optimizers[3]]).certain == math.inf
 
 
