@@ -344,6 +344,14 @@ def test_bench_measures_a_model_and_names_the_wall(run: Run, trained: Path) -> N
         ("prompt", 1, ""),
         *(("decode", texts, kind) for texts in (1, 8, 32) for kind in ("greedy", "sampled")),
     ]
+    config, length = model.config, round(rows[0]["tokens_per_second"] * rows[0]["step_seconds"])
+    weights_of_blocks = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
+    # Every token but the last of a prompt needs no logits; token t sees t keys, in two products for each head.
+    head, seen = config.d_model * config.vocabulary, length * (length + 1) / 2
+    attention = config.num_layers * 4 * config.num_heads * config.head_dim * seen
+    assert rows[0]["share_of_peak"] * rows[0]["step_seconds"] * found["peak"] == pytest.approx(
+        2 * (length * weights_of_blocks + head) + attention
+    )
     for row in rows[1:]:
         assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(row["texts"])
         # Every step reads all weights once, and keys and values besides.

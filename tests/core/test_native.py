@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import platform
 import subprocess
@@ -98,8 +99,24 @@ def test_a_damaged_kernel_is_compiled_again(source: Path) -> None:
 
 
 @needs_compiler
+def test_a_whole_kernel_that_does_not_load_here_is_compiled_again(source: Path) -> None:
+    """With its threads: a cache that several machines share may have a kernel for other libraries."""
+    assert squares(source) == SQUARES
+    (kept,) = in_cache(source)
+    foreign = bytearray(kept.read_bytes())
+    foreign[18:20] = (243).to_bytes(2, "little")  # RISC-V
+    kept.unlink()
+    stem = kept.stem.rpartition("-")[0]
+    kept.with_name(f"{stem}-{hashlib.sha256(foreign).hexdigest()[:24]}.so").write_bytes(foreign)
+    assert squares(source) == SQUARES
+    assert kept.exists() and "without threads" not in load_kernel(source).words
+
+
+@needs_compiler
 @needs_levels
-def test_a_processor_with_fewer_instructions_has_its_own_kernels(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_with_fewer_instructions_has_its_own_kernels(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """In the same cache, as on a home directory that several machines share."""
     lowest = next(level for level in reversed(LEVELS) if level.machine == "x86_64")
     assert squares(source) == SQUARES
@@ -109,8 +126,10 @@ def test_a_processor_with_fewer_instructions_has_its_own_kernels(source: Path, m
     assert load_kernel(source).words.startswith(f"{lowest.name}, ")
     assert len(in_cache(source)) == len(before) + 1
     monkeypatch.setenv("SHEEPOP_NATIVE", "avx2")
+    caplog.clear()
     assert squares(source) is None
     assert "has no avx2 instructions" in load_kernel(source).words
+    assert "Choose another level" in caplog.text and "compiler" not in caplog.text
 
 
 @needs_compiler

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sheepop.core.kernel_build import KERNELS
 from sheepop.core.machine import compiler_command, program_output
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     *("adapt/test_stored_weight.py", "adapt/test_rounded_products.py"),
     *("generate/test_native_attention.py", "generate/test_native_block.py", "generate/test_half_precision.py"),
+    *("generate/test_sampler.py", "model/test_native_scoring.py"),
+    *("checkpoint/gguf/test_container.py", "checkpoint/gguf/test_quantized_types.py"),
 )
 BEYOND = """
 #include "native.h"
@@ -62,6 +65,22 @@ library.beyond(ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(100))
     assert done.stdout == "inside\n"
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
+
+
+def test_the_tests_run_every_kernel() -> None:
+    """Each file of kernels, with a test that calls it."""
+    reached = {
+        "linear": "adapt/test_stored_weight.py",
+        "integers": "adapt/test_stored_weight.py",
+        "rounded_integers": "adapt/test_rounded_products.py",
+        "attention": "generate/test_native_attention.py",
+        "block": "generate/test_native_block.py",
+        "sampling": "generate/test_sampler.py",
+        "scoring": "model/test_native_scoring.py",
+        "gguf_blocks": "checkpoint/gguf/test_quantized_types.py",
+    }
+    assert set(reached) == {path.stem for path in KERNELS.glob("*.cpp")}
+    assert set(reached.values()) <= set(TESTS)
 
 
 @pytest.mark.timeout(1800)

@@ -141,6 +141,12 @@ def test_no_temperature_overflows(temperature: float) -> None:
     torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("temperature", [1e39, 1e300])
+def test_no_temperature_makes_an_impossible_token_possible(temperature: float) -> None:
+    scaled = apply_temperature(torch.tensor([1.0, -torch.inf, 0.0]), temperature)  # float32 ends before
+    assert scaled[1] == -torch.inf and scaled.softmax(-1).tolist() == [0.5, 0.0, 0.5]
+
+
 def test_top_k_of_equal_logits_keeps_exactly_k_with_the_smaller_ids() -> None:
     kept = apply_top_k(torch.tensor([1.0, 2.0, 1.0, 1.0, 0.0]), 3).isfinite()
     assert kept.tolist() == [True, True, True, False, False]

@@ -59,9 +59,10 @@ def native_library(source: Path) -> ctypes.CDLL | None:
     """Returns the functions of a C++ file, or None without them; logs the reason once if they were wanted."""
     loaded = load_kernel(source)
     if loaded.library is None and native_kernels_allowed() is not False:
+        remedy = "Install a C++ compiler (sheepop doctor names one)" if levels() else "Choose another level"
         say_once(
             f"SheepOp's own kernels are not used: {loaded.words}. PyTorch computes instead, which is slower, with int8 "
-            "and int4 weights many times. Install a C++ compiler (sheepop doctor names one), or set SHEEPOP_NATIVE=0."
+            f"and int4 weights many times. {remedy}, or set SHEEPOP_NATIVE=0."
         )
     return loaded.library
 
@@ -112,7 +113,7 @@ def load_kernel(source: Path) -> Loaded:
     for level in fitting:
         for threads in (("-fopenmp",), ()):
             try:
-                library = ctypes.CDLL(str(_compiled(source, level, compiler, version, (*threads, *extra))))
+                library = _compiled(source, level, compiler, version, (*threads, *extra))
             except subprocess.CalledProcessError as error:
                 lines = error.stderr.decode(errors="replace").strip().splitlines()
                 problem = next((line for line in lines if "error" in line), lines[0] if lines else "")
@@ -124,10 +125,13 @@ def load_kernel(source: Path) -> Loaded:
     return Loaded(None, f"{version} cannot build them ({problem})")
 
 
-def _compiled(source: Path, level: Level, compiler: Sequence[str], version: str, flags: tuple[str, ...]) -> Path:
-    """The kernel in the cache, compiled if it is not there or damaged."""
+def _compiled(source: Path, level: Level, compiler: Sequence[str], version: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The kernel in the cache, compiled if it is not there, damaged, or of a machine whose libraries are others."""
     folder, stem = cache_directory() / "native", stem_of(source, level, (*compiler, version, *flags))
-    return next(intact_kernels(folder, stem), None) or build(source, level, compiler, flags, folder, stem)
+    for path in intact_kernels(folder, stem):
+        with suppress(OSError):
+            return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(build(source, level, compiler, flags, folder, stem)))
 
 
 def levels() -> list[Level]:

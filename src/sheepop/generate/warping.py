@@ -42,11 +42,12 @@ def warped(scores: Tensor, configs: Sequence[GenerationConfig]) -> Tensor:
 def apply_temperature(logits: Tensor, temperature: Tensor | float) -> Tensor:
     """Returns ``logits / temperature``, shifted so that the largest is 0 and no temperature above 0 overflows.
 
-    A temperature below the smallest normal number of the logits' type is raised to it; the distribution is the same.
+    A temperature beyond the normal numbers of the logits' type becomes the nearest one; the distribution is the same.
     """
     temperature = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
-    least = torch.finfo(logits.dtype).tiny
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature.clamp(min=least).to(logits.dtype)
+    numbers = torch.finfo(logits.dtype)
+    bounded = temperature.clamp(numbers.tiny, numbers.max).to(logits.dtype)
+    return (logits - logits.amax(dim=-1, keepdim=True)) / bounded
 
 
 def apply_top_k(logits: Tensor, k: Tensor | int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sheepop.adapt.quantization import weight_bytes
 from sheepop.core.console import Console
@@ -23,19 +24,24 @@ from sheepop.generate.engine import BLOCK_SIZE, Engine
 from sheepop.generate.paged_cache import bytes_per_block
 from sheepop.jobs.generate import load_generator
 from sheepop.model import Transformer
-from sheepop.model.accounting.cost import decoding_flops_per_token, forward_flops_per_token
+from sheepop.model.accounting.cost import decoding_flops_per_token, step_flops
 from sheepop.model.experts import Experts
 
 _BATCHES = (1, 8, 32)
 _PROMPT = 16
 _LONGEST_PROMPT, _LONGEST_TEXT = 1000, 512
 _SETTINGS = {"greedy": GenerationConfig(temperature=0.0), "sampled": GenerationConfig()}
-_WALL = 0.5  # a share of the machine's speed from which on it is the limit
+_WALL = 0.5  # a share of the machine's speed, or of a step, from which on it is the limit
+_ROUNDS, _MOST_ROWS = 7, 256  # of the product that is measured alone
+_CALL = 5e-5  # seconds; a shorter product shows the time of its call
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """The median step of a kind of work: tokens, seconds, and the bytes and operations that it cannot do without."""
+    """The median step of a kind of work: tokens, seconds, and the bytes and operations that it cannot do without.
+
+    `product_rate` is how many operations a second a product of this network reaches alone, with as many rows.
+    """
 
     name: str
     texts: int
@@ -44,14 +50,21 @@ class _Measured:
     seconds: float
     bytes: float
     operations: float
+    product_rate: float
 
     def row(self, bandwidth: float, peak: float) -> dict[str, Any]:
-        """Returns the result as plain data; a share of half or more names the wall, the larger one if both are."""
+        """Returns the result as plain data; a share of half or more names the wall, the larger one if both are.
+
+        If neither is, the wall are the products, if at their own rate they take half of the step or more.
+        """
         shares = {
             "memory": share_of_peak(self.bytes / self.seconds, bandwidth),
             "arithmetic": share_of_peak(self.operations / self.seconds, peak),
         }
+        products = share_of_peak(self.operations / self.seconds, self.product_rate)
         wall = max(shares, key=lambda name: shares[name])
+        if shares[wall] < _WALL:
+            wall = "products" if products >= _WALL else "calls and threads"
         return {
             "name": self.name,
             "texts": self.texts,
@@ -60,7 +73,8 @@ class _Measured:
             "step_seconds": self.seconds,
             "share_of_bandwidth": shares["memory"],
             "share_of_peak": shares["arithmetic"],
-            "wall": wall if shares[wall] >= _WALL else "calls and threads",
+            "share_of_products": products,
+            "wall": wall,
         }
 
 
@@ -110,13 +124,14 @@ def render_model_bench(result: dict[str, Any]) -> str:
         f"{result['model']} ({result['weight_bytes'] / 1e9:.2f} GB of weights) on {result['device']}, "
         f"{counted(result['threads'], 'thread')}, {result['activations']} inputs of products: reads "
         f"{result['bandwidth'] / 1e9:.1f} GB/s, computes {result['peak'] / 1e9:,.0f} GFLOP/s",
-        f"{'work':<8} {'texts':>5} {'sampling':<9} {'tokens/s':>9} {'ms':>8} {'bandwidth':>9} {'arithmetic':>10}  wall",
+        f"{'work':<8} {'texts':>5} {'sampling':<9} {'tokens/s':>9} {'ms':>8} {'bandwidth':>9} {'arithmetic':>10} "
+        f"{'products':>8}  wall",
     ]
     for row in result["results"]:
         lines.append(
             f"{row['name']:<8} {row['texts']:>5} {row['sampling']:<9} {row['tokens_per_second']:>9,.1f} "
-            f"{row['step_seconds'] * 1e3:>8.1f} {row['share_of_bandwidth']:>9.0%} {row['share_of_peak']:>10.0%}  "
-            f"{row['wall']}"
+            f"{row['step_seconds'] * 1e3:>8.1f} {row['share_of_bandwidth']:>9.0%} {row['share_of_peak']:>10.0%} "
+            f"{row['share_of_products']:>8.0%}  {row['wall']}"
         )
     return "\n".join(lines)
 
@@ -132,8 +147,10 @@ def _prefill(generator: Generator, seconds: float) -> _Measured:
         _add(generator, engine, 1, length, _SETTINGS["greedy"], seed=len(times))
         times.append(_seconds(engine, model.device.type, until_written=True))
         engine.abort_all()
-    moved, operations = _read_bytes(model, length), length * forward_flops_per_token(model.config, length)
-    return _Measured("prompt", 1, "", length, statistics.median(times), moved, operations)
+    # Only the last token has logits.
+    moved, operations = _read_bytes(model, length), step_flops(model.config, length, length, 1) / 3
+    rate = _product_rate(model, min(length, _MOST_ROWS))
+    return _Measured("prompt", 1, "", length, statistics.median(times), moved, operations, rate)
 
 
 def _decode(generator: Generator, batch: int, kind: str, seconds: float) -> _Measured:
@@ -158,7 +175,9 @@ def _decode(generator: Generator, batch: int, kind: str, seconds: float) -> _Mea
     keys = statistics.mean(contexts)
     moved = _read_bytes(model, batch) + batch * keys * bytes_per_block(model, BLOCK_SIZE) / BLOCK_SIZE
     operations = batch * decoding_flops_per_token(model.config, keys)
-    return _Measured("decode", batch, kind, batch, statistics.median(times), moved, operations)
+    return _Measured(
+        "decode", batch, kind, batch, statistics.median(times), moved, operations, _product_rate(model, batch)
+    )
 
 
 def _add(generator: Generator, engine: Engine, count: int, length: int, config: GenerationConfig, *, seed: int) -> None:
@@ -178,6 +197,26 @@ def _seconds(engine: Engine, device: str, *, until_written: bool) -> float:
             pass
     synchronize(device)
     return time.perf_counter() - begin
+
+
+def _product_rate(model: Transformer, num_rows: int) -> float:
+    """The best rate of a product of `num_rows` rows alone, in operations per second; infinite if a call takes longer.
+
+    It is the output projection, or the largest product of the blocks for more rows than texts.
+    """
+    linears = [layer for layer in model.blocks.modules() if isinstance(layer, nn.Linear)]
+    layer = model.lm_head if num_rows <= max(_BATCHES) else max(linears, key=lambda each: each.weight.numel())
+    num_outputs, num_inputs = layer.weight.shape
+    x_RD = torch.randn(num_rows, num_inputs, dtype=model.dtype, device=model.device)
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(_ROUNDS):
+            synchronize(model.device.type)
+            begin = time.perf_counter()
+            layer(x_RD)
+            synchronize(model.device.type)
+            best = min(best, time.perf_counter() - begin)
+    return 2 * num_rows * num_inputs * num_outputs / best if best > _CALL else float("inf")
 
 
 def _read_bytes(model: Transformer, num_tokens: int) -> float:

@@ -26,7 +26,7 @@ from sheepop.checkpoint.gguf.container import (
 from sheepop.checkpoint.gguf.metadata import Value, ValueType, f32s, i32s, texts, value_of
 from sheepop.checkpoint.gguf.native_decoding import joined_texts
 from sheepop.checkpoint.gguf.quantized_types import BF16, F16, F32, TYPES
-from sheepop.core.errors import CheckpointError
+from sheepop.core.errors import CheckpointError, UsageError
 
 METADATA = {
     "general.architecture": value_of("llama"),
@@ -260,6 +260,15 @@ def test_what_is_wrong_is_said(path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         Container(path)
     assert str(path) in str(caught.value) or "types that SheepOp does not read" in str(caught.value)
+
+
+def test_another_error_while_it_is_read_is_not_hidden(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise UsageError("SHEEPOP_NATIVE = fast is unknown")
+
+    monkeypatch.setattr(native_decoding, "_text_functions", refused)
+    with pytest.raises(UsageError, match="SHEEPOP_NATIVE = fast is unknown"):
+        Container(path)
 
 
 def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class Container:
             self.tensors = {record.name: record for record in records}
             self._absorbed: list[Container] = []
         except BaseException:
-            self._map.close()
+            with suppress(BufferError):
+                self._map.close()
             raise
 
     def __enter__(self) -> Container:

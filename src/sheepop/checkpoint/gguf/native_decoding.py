@@ -52,8 +52,9 @@ def joined_texts(content: memoryview, place: int, count: int) -> Joined | None:
 
     Returns None if one would end beyond the content.
     """
+    library = _text_functions()  # what it raises must find no array over the content, which could not be closed then
     whole, begins = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int64)
-    if (library := _text_functions()) is not None:
+    if library is not None:
         end = library.text_places(whole.ctypes.data, len(content), place, count, begins.ctypes.data)
         if end < 0:
             return None
