@@ -330,14 +330,14 @@ extern "C" {
 // `banned` in it.
 void choose(const float* logits, float* scores, const int64_t* hidden, const Banned* banned, const Settings* settings,
             Choice* choices, int64_t num_hidden, int64_t num_banned, int64_t rows, int64_t count, int64_t threads) {
-  share(rows, 1, threads, [&](int64_t begin, int64_t end) {
-    thread_local Memory memory;  // stays, because new pages cost more than a pass over the vocabulary
-    for (int64_t row = begin; row < end; row++) {
+  together(std::min(rows, threads), [&](Worker& worker) {
+    worker.share(rows, [&](int64_t row) {
+      thread_local Memory memory;  // stays, because new pages cost more than a pass over the vocabulary
       memory.hidden_ids.assign(hidden, hidden + num_hidden);
       for (const Banned* one = banned; one < banned + num_banned; one++)
         if (one->row == row) memory.hidden_ids.push_back(one->id);
       choose_one(logits + row * count, scores + row * count, count, settings[row], choices[row], memory);
-    }
+    });
   });
 }
 }
