@@ -222,6 +222,8 @@ def _product_rate(model: Transformer, num_rows: int) -> float:
 def read_bytes(model: Transformer, num_tokens: int) -> float:
     """Returns the bytes of weights that a pass over `num_tokens` tokens reads; of experts it counts the likely ones."""
     tables = {id(model.embedding.weight)} - {id(model.lm_head.weight)}
+    if model.added_positions is not None:
+        tables.add(id(model.added_positions.table))
     total = 0.0
     for module in model.modules():
         share = 1.0
