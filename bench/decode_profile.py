@@ -98,13 +98,14 @@ def install(profile: Profile) -> None:
         setattr(owner, name, lambda native=native: native)
 
 
-def steps_of(generator: Generator, texts: int, written: int, profile: Profile) -> dict[str, float]:
+def steps_of(generator: Generator, texts: int, written: int, activations: Any, profile: Profile) -> dict[str, float]:
     """The median of each part over the steps of one call, in microseconds."""
     drawn = torch.Generator().manual_seed(texts)
     vocabulary = generator.tokenizer.vocab_size - 1
     prompts = torch.randint(vocabulary, (texts, PROMPT), generator=drawn).tolist()
     profile.steps.clear()
-    generator.generate(prompts, GenerationConfig(max_new_tokens=written, min_new_tokens=written, temperature=0.0))
+    config = GenerationConfig(max_new_tokens=written, min_new_tokens=written, temperature=0.0, activations=activations)
+    generator.generate(prompts, config)
     steps = profile.steps[SKIPPED:]
     found = {part: statistics.median(step[part] for step in steps) / 1e3 for part in (*PARTS, *NATIVE)}
     return {**found, "all": statistics.median(sum(step.values()) for step in steps) / 1e3}
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--written", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=("processor", "wall"), default="processor")
+    parser.add_argument("--activations", choices=("exact", "rounded"), default="exact")
     parser.add_argument("--files", type=Path, help="a folder that keeps the weights of this shape for later runs")
     add_json_option(parser)
     options = parser.parse_args()
@@ -132,16 +134,19 @@ def main() -> None:
             loaded = load_model(files / "sheepop", "cpu", KINDS.get(precision))
             model = loaded.model if precision in KINDS else quantize(loaded.model, precision)
             generator = Generator(model, loaded.tokenizer, max_batch_size=max(options.batches))
-            generator.generate([[1]], GenerationConfig(max_new_tokens=2))  # loads the native code
+            # Loads the native code.
+            generator.generate([[1]], GenerationConfig(max_new_tokens=2, activations=options.activations))
             if not columns:
                 install(profile)
             for texts in options.batches:
-                columns[f"{precision}, {texts}"] = steps_of(generator, texts, options.written, profile)
+                columns[f"{precision}, {texts}"] = steps_of(
+                    generator, texts, options.written, options.activations, profile
+                )
     print(f"{options.shape}, {options.threads} threads, {options.clock} time of a step in microseconds")
     print(f"{'part':<30}" + "".join(f"{name:>12}" for name in columns))
     for part in (*PARTS, *NATIVE, "all"):
         print(f"{part:<30}" + "".join(f"{column[part]:>12,.0f}" for column in columns.values()))
-    settings = {name: getattr(options, name) for name in ("shape", "threads", "clock", "written")}
+    settings = {name: getattr(options, name) for name in ("shape", "threads", "clock", "written", "activations")}
     write_record(options.json, {**settings, "microseconds": columns})
 
 

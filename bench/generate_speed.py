@@ -9,8 +9,8 @@ ctranslate2, llama-cpp-python and openvino-genai, which reads Llama's GGUF file 
 `pip install --target` filled. Weights are drawn; prompts have 64 tokens and 128 are written, greedily and sampled. Each
 program runs in a process of its own, and they take turns, beside --busy processes that compute without end. Ratios
 above 1 say that SheepOp is faster than the fastest peer in that precision, by the clock and by processor time, which is
-what counts on a busy machine. "memory" is the share of the machine's read bandwidth, with a byte of every weight read
-once a token. "second turn" is a prompt of up to 2,000 tokens with 20 more, after the prompt itself. The exit code is 1
+what counts on a busy machine. "memory" is the share of the machine's read bandwidth, if SheepOp's weights are read
+once a pass. "second turn" is a prompt of up to 2,000 tokens with 20 more, after the prompt itself. The exit code is 1
 when the greedy tokens of two programs differ in float32.
 """
 
@@ -37,7 +37,6 @@ import torch
 from record import add_json_option, write_record
 from writers import GGUF, PRECISIONS
 
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.5625}
 MODULES = {
     "transformers": "transformers",
     "ctranslate2": "ctranslate2",
@@ -55,14 +54,9 @@ class Shape:
 
     vocabulary: int
     context: int
-    weights: int
 
 
-# Every weight but the positions and the rows of an embedding that are not the token's own.
-SHAPES = {
-    "gpt2": Shape(50257, 1024, 12 * 12 * 768**2 + 50257 * 768),
-    "wide": Shape(262144, 4096, 12 * (2 * 640**2 + 2 * 640 * 320 + 3 * 640 * 2048) + 262144 * 640),
-}
+SHAPES = {"gpt2": Shape(50257, 1024), "wide": Shape(262144, 4096)}
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,7 @@ class Contestant:
             text=True,
             env={**environment, "OMP_NUM_THREADS": threads},
         )
-        self._answer()
+        self.read_bytes: float | None = self._answer()["read_bytes"]
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Seconds and tokens for a request."""
@@ -236,7 +230,10 @@ def measure(files: Path, options: argparse.Namespace, precision: str) -> list[di
             if options.works and work.name not in options.works:
                 continue
             rows.append(_race(work, contestants, options.rounds, precision, shape))
-            show(rows[-1], options.bandwidth, shape)
+            if work.name.startswith("batch") and (moved := contestants["SheepOp"].read_bytes) is not None:
+                passes = rows[-1]["tokens_per_second"]["SheepOp"] / len(work.counts)
+                rows[-1]["memory"] = passes * moved / options.bandwidth
+            show(rows[-1])
     finally:
         for contestant in contestants.values():
             contestant.close()
@@ -285,18 +282,14 @@ def _same(one: list[list[int]], other: list[list[int]]) -> float:
     return statistics.mean(a == b for a, b in zip(one, other, strict=True))
 
 
-def show(row: dict[str, Any], read: float, shape: Shape) -> None:
+def show(row: dict[str, Any]) -> None:
     """One line of the table."""
     speeds = "  ".join(
         f"{name} {speed:,.1f} ({row['tokens_per_processor_second'][name]:,.1f})"
         for name, speed in row["tokens_per_second"].items()
     )
     ratio = "" if row["ratio"] is None else f"  ratio {row['ratio']:.2f} ({row['processor_ratio']:.2f})"
-    share = ""
-    if row["work"].startswith("batch"):
-        passes = row["tokens_per_second"]["SheepOp"] / int(row["work"].split()[1])
-        row["memory"] = passes * shape.weights * BYTES[row["precision"]] / read
-        share = f"  memory {row['memory']:.0%}"
+    share = f"  memory {row['memory']:.0%}" if "memory" in row else ""
     same = "  ".join(f"{name} {share:.0%}" for name, share in row["same_tokens"].items())
     print(
         f"{row['precision']:>5} {row['work']:<16} {speeds}{ratio}{share}" + (f"  same texts: {same}" if same else ""),
@@ -321,7 +314,7 @@ def main() -> int:
     """Runs the races, prints the table, writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="gpt2")
-    parser.add_argument("--precisions", nargs="+", choices=tuple(BYTES), default=["fp32", "int8"])
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS["SheepOp"], default=["fp32", "int8"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of each prompt of a batch")
     parser.add_argument("--written", type=int, default=WRITTEN, help="tokens to write for each prompt")

@@ -21,27 +21,32 @@ Write = Callable[[Prompts, Sequence[int], bool], list[list[int]]]
 HEAT, TOP_P = 0.8, 0.95
 
 
-def sheepop(files: Path, precision: str, threads: int, device: str, activations: Any) -> Write:
+class SheepOp:
     """The engine, with exact or rounded inputs of products; int8 and int4 weights are quantised here."""
-    import torch
 
-    from sheepop.adapt.quantization import quantize
-    from sheepop.checkpoint import load_model
-    from sheepop.generate import GenerationConfig, Generator
+    def __init__(self, files: Path, precision: str, threads: int, device: str, activations: Any) -> None:
+        import torch
 
-    torch.set_num_threads(threads)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision)
-    loaded = load_model(files / "sheepop", device, dtype)
-    model = loaded.model if dtype is not None else quantize(loaded.model, "int8" if precision == "int8" else "int4")
-    generator = Generator(model, loaded.tokenizer, max_batch_size=64)
+        from sheepop.adapt.quantization import quantize
+        from sheepop.checkpoint import load_model
+        from sheepop.generate import Generator
+        from sheepop.jobs.model_bench import read_bytes
 
-    def write(prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
+        torch.set_num_threads(threads)
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision)
+        loaded = load_model(files / "sheepop", device, dtype)
+        model = loaded.model if dtype is not None else quantize(loaded.model, "int8" if precision == "int8" else "int4")
+        self.read_bytes, self._activations = read_bytes(model, 1), activations
+        self._generator = Generator(model, loaded.tokenizer, max_batch_size=64)
+
+    def __call__(self, prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
+        """Writes as many tokens as are asked for after each prompt."""
+        from sheepop.generate import GenerationConfig
+
         kind: dict[str, Any] = {"temperature": HEAT, "top_p": TOP_P} if sampled else {"temperature": 0.0}
-        kind["activations"] = activations
+        kind["activations"] = self._activations
         configs = [GenerationConfig(max_new_tokens=count, min_new_tokens=count, **kind) for count in counts]
-        return [completion.token_ids for completion in generator.generate(prompts, configs)]
-
-    return write
+        return [completion.token_ids for completion in self._generator.generate(prompts, configs)]
 
 
 def transformers(files: Path, precision: str, threads: int, device: str) -> Write:
@@ -180,7 +185,7 @@ def openvino_genai(files: Path, precision: str, threads: int, _: str) -> Write:
 
 GGUF = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 CONTESTANTS = {
-    "SheepOp": sheepop,
+    "SheepOp": SheepOp,
     "transformers": transformers,
     "ctranslate2": ctranslate2,
     "llama.cpp": llama_cpp,
@@ -202,7 +207,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     write = CONTESTANTS[name](files, precision, threads, device, *sys.argv[6:])
-    answers.write("{}\n")
+    answers.write(json.dumps({"read_bytes": getattr(write, "read_bytes", None)}) + "\n")
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         begin, used = time.perf_counter(), time.process_time()

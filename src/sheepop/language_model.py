@@ -11,10 +11,10 @@ from typing import Any, Unpack, overload
 from sheepop.adapt.scalar_head import REWARD_HEAD
 from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.core.errors import UsageError
+from sheepop.evaluate.likelihood import Score, score_text
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.arithmetic import computing
 from sheepop.generate.config import Activations, Settings, model_defaults, requested
-from sheepop.generate.likelihood import Score, score_text
 from sheepop.generate.updates import TextStream
 from sheepop.interpret.control.analyses import Analyses
 from sheepop.interpret.trace import Trace

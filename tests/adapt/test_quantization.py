@@ -136,7 +136,7 @@ def test_a_disk_keeps_the_rounded_model(form: Format, experts: dict[str, Any], t
     for name, weight in stored.items():
         # Of two blocks, none is the first or last eighth, and only the third would be the third between.
         is_half = form == "int4" and name not in ("embedding.weight", "lm_head.weight")
-        assert weight.numbers.nbytes == weight.numel() // (1 + is_half), name
+        assert weight.parts[0].nbytes == weight.numel() // (1 + is_half), name
     half = load_model(tmp_path / "model", dtype=torch.bfloat16).model
     assert half.dtype == torch.bfloat16
     assert torch.allclose(half(input_ids).float(), model(input_ids), atol=0.05)

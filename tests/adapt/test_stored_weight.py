@@ -67,8 +67,8 @@ def e4m3(byte: int) -> float:
 
 def decoded(weight: StoredWeight) -> list[list[float]]:
     """The matrix, one number at a time, as the class describes its storage."""
-    numbers = weight.numbers.view(torch.uint8) if weight.stored == "fp8" else weight.numbers
-    values, scales = numbers.tolist(), None if weight.scales is None else weight.scales.float().tolist()
+    numbers = weight.parts[0].view(torch.uint8) if weight.stored == "fp8" else weight.parts[0]
+    values, scales = numbers.tolist(), None if weight.parts[1] is None else weight.parts[1].float().tolist()
     offsets = None if (found := weight.parts[2]) is None else found.float().tolist()
     if scales is None:
         return values
@@ -122,7 +122,7 @@ def test_products_agree_with_float64(form: str, num_rows: int, length: int) -> N
             else:  # the sum of products and bias in any order (Higham 2002, equation 3.5)
                 allowed = (length + 1) * UNIT / (1 - (length + 1) * UNIT) * (sizes + bias_sizes)
             if (
-                weight.scales is not None and weight.group is None
+                weight.parts[1] is not None and weight.group is None
             ):  # the largest number of a row becomes 32767, others move
                 steps = x.double().abs().amax(1, keepdim=True) / 32767
                 allowed += steps / 2 * exact.abs().sum(1)
@@ -178,8 +178,8 @@ def test_sizes_that_do_not_fit_are_refused(form: str) -> None:
     weight._parts = numbers[:0], *factors
     with pytest.raises(ValueError, match="numbers must be contiguous"):
         weight.product(x)
-    if weight.scales is not None:
-        weight._parts = numbers, weight.scales[:1], None
+    if weight.parts[1] is not None:
+        weight._parts = numbers, weight.parts[1][:1], None
         with pytest.raises(ValueError, match="scales must be contiguous"):
             weight.product(x)
 
@@ -272,9 +272,9 @@ def test_products_of_int8_are_exact_sums() -> None:
     weight, x = quantized(drawn(9, 48), "int8"), drawn(3, 48, seed=2)
     tops = x.abs().amax(1, keepdim=True)
     codes = (x * (32767 / tops)).round().long()
-    assert weight.scales is not None
-    totals = (codes @ weight.numbers.long().t()).double()
-    expected = totals * weight.scales.double() * (tops / 32767).double()
+    assert weight.parts[1] is not None
+    totals = (codes @ weight.parts[0].long().t()).double()
+    expected = totals * weight.parts[1].double() * (tops / 32767).double()
     assert torch.allclose(F.linear(x, weight).double(), expected, rtol=5e-7, atol=0)
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sheepop.core.errors import DataError, UsageError
+from sheepop.evaluate.likelihood import score_text
 from sheepop.evaluate.perplexity import Text, evaluate_perplexity, windows
 from sheepop.generate import Generator
-from sheepop.generate.likelihood import score_text
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer, TokenizerConfig, train_tokenizer
 

@@ -71,8 +71,8 @@ class RoundedPass(LatentCache):
     def recur(self, place: str, recurrence: Recurrence, start: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         return recurrence(start.expand(len(inputs[0]), *start.shape), *inputs)[0]
 
-    def prepare(self, kind: AttentionKind) -> Attending:
-        return prepare_attention(kind, kind.sight(self.num_tokens))
+    def prepare(self, window: int | None, kind: Callable[[], AttentionKind]) -> Attending:
+        return prepare_attention(kind(), kind().sight(self.num_tokens))
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score = PLAIN

@@ -29,6 +29,9 @@ class RecomputingRunner:
     def require(self, adapter: Adapter) -> None:
         raise NotImplementedError
 
+    def prepare(self, most: int) -> None:
+        raise NotImplementedError
+
     def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Returns the logits (R, V) after each text and each guess that was read."""
         device = self._model.device

@@ -99,6 +99,43 @@ def test_a_captured_pass_writes_what_an_ordinary_one_does(
     assert captured == ([] if not suited else [0] * 4 if at_first is None else [1, 1, 2, 2, 2])
 
 
+@torch.inference_mode()
+def test_passes_are_captured_before_the_first_request(
+    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernels():
+        pytest.skip("there is no C++ compiler for the kernels")
+    monkeypatch.setenv("SHEEPOP_NATIVE", "1")
+    tokenizer = CharTokenizer.train(["abcdefgh"])
+    model = toy_model(max_seq_len=32, vocab_size=tokenizer.vocab_size, **NETWORKS[0])
+    config = GenerationConfig(max_new_tokens=9, min_new_tokens=9, seed=1)
+    prompts = [[5, 6, 7, 8], [8, 8, 7], [9, 9], [5], [6] * 12]
+    expected = Generator(model, tokenizer).generate(prompts, config)
+    counts = {"captured": 0, "replayed": 0}
+
+    def capture(work: Work) -> Work:
+        def replay() -> None:
+            counts["replayed"] += 1
+            work()
+
+        counts["captured"] += 1
+        work()
+        return replay
+
+    monkeypatch.setattr(DecodingGraphs, "of", lambda *about: DecodingGraphs(*about, lambda: capture))
+    generator = Generator(model, tokenizer)
+    made = generator.serving_engine(max_sequences=5, max_waiting=5)
+    made.prepare()
+    assert counts == {"captured": 4, "replayed": 0}  # of 1, 2, 4 and 8 texts
+    requests = [generator.request(prompt, config, index=index) for index, prompt in enumerate(prompts)]
+    for request in requests:
+        made.add(request)
+    while not made.is_idle:
+        made.step()
+    assert [request.completions()[0].token_ids for request in requests] == [each.token_ids for each in expected]
+    assert counts == {"captured": 4, "replayed": 8}  # a token of each follows the pass over the prompts
+
+
 @pytest.mark.parametrize(
     ("network", "steps_ahead"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sheepop.adapt.native_products import with_native_products
 from sheepop.adapt.quantization import quantize
@@ -105,8 +106,27 @@ def test_weights_are_read_where_they_are(toy_model: Build, characters: CharToken
         if weight.ndim == 2 and "positions" not in name:
             stored = mine[name]
             assert isinstance(stored, StoredWeight)
-            assert (stored.stored, stored.numbers.data_ptr()) == ("bfloat16", weight.data_ptr())
+            assert (stored.stored, stored.parts[0].data_ptr()) == ("bfloat16", weight.data_ptr())
     assert bytes_per_block(generator.model, 16) == bytes_per_block(model, 16)
+
+
+class Widened(TorchDispatchMode):
+    """Counts the numbers that are converted to another data type."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        self.count += found.numel() if function is torch.ops.aten._to_copy.default else 0
+        return found
+
+
+def test_matrices_in_16_bits_are_not_widened_on_the_way(toy_model: Build) -> None:
+    model = toy_model(position_encoding="rope").bfloat16()
+    others = [*(weight for weight in model.parameters() if weight.ndim == 1), *model.buffers()]
+    with Widened() as widened:
+        with_native_products(model)
+    assert widened.count == sum(tensor.numel() for tensor in others)
 
 
 def test_changed_weights_are_used(toy_model: Build, characters: CharTokenizer) -> None:

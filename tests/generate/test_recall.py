@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sheepop.evaluate.likelihood import LikelihoodScorer, score_text
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.likelihood import LikelihoodScorer, score_text
 from sheepop.model import Transformer
 from sheepop.model.corpus_index import CorpusIndex
 from sheepop.model.corpus_memory import CorpusMemory

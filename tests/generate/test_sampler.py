@@ -145,6 +145,11 @@ def test_no_temperature_overflows(temperature: float) -> None:
 def test_no_temperature_makes_an_impossible_token_possible(temperature: float) -> None:
     scaled = apply_temperature(torch.tensor([1.0, -torch.inf, 0.0]), temperature)  # float32 ends before
     assert scaled[1] == -torch.inf and scaled.softmax(-1).tolist() == [0.5, 0.0, 0.5]
+    logits = torch.full((64, 4096), -torch.inf)
+    logits[:, [7, 4000]] = torch.tensor([1.0, 0.0])
+    rows = [Row(GenerationConfig(temperature=temperature, top_p=1.0), 0, seed) for seed in range(64)]
+    chosen = Sampler(torch.zeros(4096, dtype=torch.bool), []).choose(logits, rows).token_ids
+    assert set(chosen) == {7, 4000}
 
 
 def test_top_k_of_equal_logits_keeps_exactly_k_with_the_smaller_ids() -> None:

@@ -15,9 +15,9 @@ import torch
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_directory import save_model
 from sheepop.core.errors import ConfigError, RanksError, UsageError
+from sheepop.evaluate.likelihood import LikelihoodScorer
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.engine import Engine
-from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.generate.runner import PagedRunner
 from sheepop.generate.split_model import Followers
 from sheepop.model import Transformer

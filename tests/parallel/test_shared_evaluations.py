@@ -122,7 +122,7 @@ def test_an_error_is_said_once_and_a_signal_to_one_rank_ends_all(
     options = command(["perplexity", "--data", str(tmp_path / "long.txt")], alone, tmp_path / "out")
     end = [
         "signal.raise_signal(signal.SIGTERM)",
-        "sheepop.generate.likelihood",
+        "sheepop.evaluate.likelihood",
         "LikelihoodScorer.score",
         "3",
         *options,

@@ -61,7 +61,8 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     if widens:
         tables = [weight for layer in model.modules() for weight in _tables(layer)]
         made = {weight: _stored(weight, torch.float32) for weight in (*made, *tables)}
-        replaced = {tensor: _widened(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        others = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor not in made)
+        replaced = {tensor: _widened(tensor) for tensor in others}
     for weight, stored in made.items():
         stored.always_native, stored.wants_rounding = always, rounded or stored.wants_rounding
         replaced[weight] = nn.Parameter(stored, requires_grad=False)

@@ -70,6 +70,7 @@ class StoredWeight(Tensor):
     """Whether products round their inputs to the kind of the numbers, where a kernel does that faster."""
     _parts: Parts
     _in_tiles: bool
+    _dtype: torch.dtype
 
     @staticmethod
     def __new__(
@@ -99,7 +100,7 @@ class StoredWeight(Tensor):
         numbers, scales, _ = parts
         shape = (*numbers.shape[: -3 if in_tiles else -2], num_rows, length)
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=numbers.device, requires_grad=False)
-        made.stored, made._parts, made._in_tiles = stored, parts, in_tiles
+        made.stored, made._parts, made._in_tiles, made._dtype = stored, parts, in_tiles, dtype
         made.num_rows, made.row_length = num_rows, length  # reading the shape of a tensor subclass is slow
         has_groups = scales is not None and scales.ndim == numbers.ndim
         made.group = length // scales.shape[-2 if in_tiles else -1] if scales is not None and has_groups else None
@@ -112,19 +113,19 @@ class StoredWeight(Tensor):
         return f"StoredWeight({self.stored}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The data type of the matrix; PyTorch's own attribute would take a microsecond."""
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of the parts."""
+        return self._parts[0].device
+
+    @property
     def parts(self) -> Parts:
         """The numbers, the scales and the offsets of the rows."""
         return self._rows_of_parts(slice(0, self.num_rows))
-
-    @property
-    def numbers(self) -> Tensor:
-        """The numbers of the rows."""
-        return self.parts[0]
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales of the rows or of their groups."""
-        return self.parts[1]
 
     @property
     def has_scales(self) -> bool:
@@ -265,7 +266,7 @@ class StoredWeight(Tensor):
         fits = self.has_scales and self.group == (GROUP if self.stored == "int4" else None)
         return fits and (self.stored != "fp8" or has_fp8(self.device)) and fuses(self.device.type)
 
-    @property
+    @cached_property
     def kernel(self) -> tuple[int | None, int] | None:
         """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
         if self.row_length % _ALIGNED or self.stored == "fp8":
@@ -289,7 +290,7 @@ class StoredWeight(Tensor):
         scales = self._parts[1]
         return self.stored + ("" if scales is None or self.group is None else f"_{self.group}_{name_of(scales.dtype)}")
 
-    @property
+    @cached_property
     def most_native_rows(self) -> float:
         """The most rows of a product whose sums do not depend on their number."""
         if self.kernel is None:

@@ -29,7 +29,7 @@ from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted, visible_line
 
 if TYPE_CHECKING:
-    from sheepop.generate.likelihood import Score
+    from sheepop.evaluate.likelihood import Score
 
 # The style of a token on a terminal by its lowest probability.
 _STYLES = ((0.5, "green"), (0.05, "yellow"), (0.0, "red"))

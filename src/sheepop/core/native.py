@@ -115,7 +115,8 @@ def load_kernel(source: Path) -> Loaded:
             try:
                 library = _compiled(source, level, compiler, version, (*threads, *extra))
             except subprocess.CalledProcessError as error:
-                problem = error.stderr.decode(errors="replace").strip().partition("\n")[0]
+                lines = error.stderr.decode(errors="replace").strip().splitlines()
+                problem = next((line for line in lines if "error" in line), lines[0] if lines else "")
             except (OSError, subprocess.SubprocessError) as error:
                 problem = str(error)
             else:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sheepop.core.errors import DataError
+from sheepop.evaluate.likelihood import LikelihoodScorer
 from sheepop.evaluate.questions import Question
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.statistics import Reliability, mean_interval, reliability
 from sheepop.generate import Generator
-from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.tokenizer import Tokenizer
 
 VARIANTS: dict[str, Callable[[str], str]] = {

@@ -9,8 +9,8 @@ from typing import Any
 from sheepop.core.config import validate
 from sheepop.core.errors import DataError, TokenizerError
 from sheepop.core.random import derive_seed
+from sheepop.evaluate.likelihood import LikelihoodScorer
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.tokenizer import ChatTemplate
 from sheepop.tokenizer.chat import chat_templates
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from sheepop.core.errors import DataError, UsageError
 from sheepop.core.json_lines import json_rows
 from sheepop.data import Corpus, is_corpus
+from sheepop.evaluate.likelihood import Continuation, LikelihoodScorer, window_length
 from sheepop.evaluate.results import Evaluation, Item, Measure, Table
 from sheepop.evaluate.statistics import ratio_interval, reliability
 from sheepop.generate import Generator
-from sheepop.generate.likelihood import Continuation, LikelihoodScorer, window_length
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer
 

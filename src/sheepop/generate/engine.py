@@ -116,6 +116,11 @@ class Engine:
         """Whether no request is running or waiting."""
         return not (self.scheduler.running or self.scheduler.waiting)
 
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Prepares passes of as many texts as may run, which may take seconds, so that no request waits for that."""
+        self._runner.prepare(self.scheduler.max_sequences)
+
     def require(self, adapter: Adapter) -> None:
         """Raises `UsageError` if requests with this adapter cannot run."""
         self._runner.require(adapter)

@@ -106,7 +106,8 @@ class Generator:
             self._copies += copies
             self._draft = small, Sampler.of(self.tokenizer, small, self._end_ids)
         networks = (model,) if draft_model is None else (model, draft_model)
-        self._weights = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        self._weights = [tensor for tensor in tensors if not isinstance(tensor, StoredWeight)]  # which never change
         self._kept: _KeptEngine | None = None
         self._networks: dict[tuple[bool, Activations], Transformer] = {}
 
@@ -207,7 +208,7 @@ class Generator:
         guesses = max(request.config.guesses for request in requests)
         needed = max(request.width * -(-request.longest // BLOCK_SIZE) for request in requests)
         # CUDA graphs read the memory in which they were captured.
-        places = [weight.data_ptr() for weight in self._weights if not isinstance(weight, StoredWeight)]
+        places = [weight.data_ptr() for weight in self._weights]
         arithmetic = config.cache_dtype, config.activations, config.batch_invariant
         kind = (max_sequences, guesses, *arithmetic, *places)
         self._refresh()

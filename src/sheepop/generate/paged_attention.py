@@ -81,7 +81,8 @@ class StaticPass:
     block that belongs to no sequence. All numbers reach a GPU in one copy, which does not wait; it holds only the rows
     of the block tables that have changed. On a CPU the buffers are those that `fill` writes.
 
-    `described` is for those who describe the buffers to native code, which they need to do only once.
+    The attention of each kind of layers is prepared once, in `attending`. `described` is for those who describe the
+    buffers to native code, which they need to do only once.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class StaticPass:
             self.metadata.append(
                 AttentionMetadata(rows, table, self.device_positions, (blocks, offsets), window, tiles)
             )
+        self.attending: dict[int, PagedAttending] = {}
         self.described: dict[Any, Any] = {}
         # The block tables that the rows have now, with their versions; None is padding.
         self._states: list[tuple[BlockTable, int] | None] = [None] * count

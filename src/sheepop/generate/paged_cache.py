@@ -343,13 +343,15 @@ class PagedCache(LatentCache):
             self._tails[place] = zeros(shape, entry.dtype, self.device)
         return self._tails[place]
 
-    def prepare(self, kind: AttentionKind) -> Attending:
-        """Prepares the attention of the pass in the layers of `kind`."""
-        number = self._kind_of_window[kind.window]
-        if self.static is not None:
+    def prepare(self, window: int | None, kind: Callable[[], AttentionKind]) -> Attending:
+        """Prepares the attention of the pass in the layers with this window."""
+        number = self._kind_of_window[window]
+        if self.static is None:
+            return PagedAttending.of_pass(kind(), self._current, number, native=self.is_native)
+        if number not in self.static.attending:
             metadata = self.static.metadata[number]
-            return PagedAttending(kind, metadata.slot_mapping, [metadata])
-        return PagedAttending.of_pass(kind, self._current, number, native=self.is_native)
+            self.static.attending[number] = PagedAttending(kind(), metadata.slot_mapping, [metadata])
+        return self.static.attending[number]
 
     def metadata(self, attending: Attending | None) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""

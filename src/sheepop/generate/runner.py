@@ -48,6 +48,9 @@ class Runner(Protocol):
         `sampled` are the tokens of the last step on the device; see `Reading`.
         """
 
+    def prepare(self, most: int) -> None:
+        """Prepares passes of up to `most` texts, which may take seconds, so that no request waits for that."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -121,6 +124,11 @@ class PagedRunner:
                 "Leave it out, or merge the adapter into the model."
             )
         self._networks.require(adapter)
+
+    def prepare(self, most: int) -> None:
+        """Captures passes of up to `most` texts where they can be captured."""
+        if isinstance(self._graphs, DecodingGraphs):
+            self._graphs.prepare(most)
 
     def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
         """Reads the new tokens, each as its own row."""
@@ -240,8 +248,8 @@ class DecodingGraphs:
 
     A GPU finishes such a pass sooner than Python can launch its kernels one by one. A graph reads the static buffers
     that it was captured with, so the input of a pass is copied there; padding tokens read and write a block of the
-    cache that belongs to no text. A graph is captured only after several passes of its size, and again after the cache
-    has grown. `begin` prepares captures that are dropped together.
+    cache that belongs to no text. A graph is captured by `prepare` or after several passes of its size, and again once
+    the cache has grown. `begin` prepares captures that are dropped together.
     """
 
     def __init__(self, model: Transformer, cache: PagedCache, begin: Callable[[], Capture]) -> None:
@@ -260,6 +268,12 @@ class DecodingGraphs:
         """Drops all graphs, because the memory that they read is another now."""
         self._captured.clear()
         self._capture = self._begin()
+
+    def prepare(self, most: int) -> None:
+        """Captures the graphs for up to `most` texts."""
+        for size in sorted({_size(count) for count in range(1, min(most, _MOST_CAPTURED) + 1)} - self._captured.keys()):
+            self._seen[size] = _PASSES_BEFORE_CAPTURE
+            self._captured[size] = self._capture_pass(size)
 
     def suits(self, chunks: Sequence[Chunk]) -> bool:
         """Whether a pass should be run by a graph, captured now if there is none; counts the pass."""

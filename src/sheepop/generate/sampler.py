@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,20 +92,16 @@ class Sampled:
 
     def choice(self) -> Choice:
         """The choices on the host, which waits for them."""
-        # NumPy's calls take a microsecond, PyTorch's several.
-        packed, count = self._arriving.wait().numpy(), self._num_likeliest
-        token_ids, lead, best, log_sum, logit, usable = packed[:, :6].T
-        top_ids, top_values = packed[:, 6 : 6 + count], packed[:, 6 + count :]
-        with np.errstate(invalid="ignore"):  # a row that is not finite is not usable
-            logprobs, top_logprobs = logit - log_sum, top_values - log_sum[:, None]
-            near_ties = lead < self._rounding * np.maximum(np.abs(best), 1)
+        # Loops over the few rows of a step take less time than operations on arrays.
+        packed, count = self._arriving.wait().tolist(), self._num_likeliest
+        none: list[list[Any]] = [[]] * len(packed)
         return Choice(
-            token_ids.astype(np.int64).tolist(),
-            logprobs.tolist(),
-            top_ids.astype(np.int64).tolist(),
-            top_logprobs.tolist(),
-            (usable == 1).tolist(),
-            near_ties.tolist(),
+            [int(row[0]) for row in packed],
+            [row[4] - row[3] for row in packed],
+            [[int(each) for each in row[6 : 6 + count]] for row in packed] if count else none,
+            [[each - row[3] for each in row[6 + count :]] for row in packed] if count else none,
+            [row[5] == 1 for row in packed],
+            [row[1] < self._rounding * max(abs(row[2]), 1) for row in packed],
         )
 
 
@@ -154,7 +149,9 @@ class Sampler:
         banned = self._banned(rows)
         forbidden, hidden = (None, ()) if is_native else (self.forbidden, banned)
         scores = self._changed(logits, rows, forbidden, hidden, sampled)
-        seeds = derive_seeds((row.seed for row in rows), "token", (row.num_written for row in rows))
+        seeds = [0] * len(rows)
+        if not all(config.greedy for config in configs):
+            seeds = derive_seeds([row.seed for row in rows], "token", [row.num_written for row in rows])
         if is_native:
             return choose_natively(logits, scores, configs, seeds, self._forbidden_ids, banned)
         if suits_triton_sampling(logits, configs):

@@ -23,6 +23,7 @@ _SETTINGS = np.dtype(
     [(name, np.float64) for name in ("temperature", "top_p", "min_p", "typical_p")]
     + [(name, np.int64) for name in ("top_k", "seed")]
 )
+_HOTTEST = torch.finfo(torch.float32).max
 # Below this size of vocabulary PyTorch is as fast, and compiling takes seconds.
 _LARGE = 2**10
 _BLOCK, _WARPS = 4096, 16  # tokens that a Triton program reads at a time, and its warps
@@ -32,8 +33,8 @@ def suits_native_sampling(logits: Tensor) -> bool:
     """Whether the native kernel chooses from these logits (B, V)."""
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return False
-    wanted = native_kernels_allowed() or logits.shape[-1] >= _LARGE
-    return wanted and native_library(_SOURCE) is not None
+    is_wanted = logits.shape[-1] >= _LARGE or bool(native_kernels_allowed())
+    return is_wanted and native_library(_SOURCE) is not None
 
 
 def choose_natively(
@@ -87,11 +88,11 @@ def choose_by_triton(
 
 
 def _settings(configs: Sequence[GenerationConfig], seeds: Sequence[int]) -> NDArray[np.void]:
-    return np.array([_row(config, seed) for config, seed in zip(configs, seeds, strict=True)], dtype=_SETTINGS)
-
-
-def _row(config: GenerationConfig, seed: int) -> tuple[float, ...]:
-    return config.temperature, config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed
+    rows = [
+        (min(config.temperature, _HOTTEST), config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed)
+        for config, seed in zip(configs, seeds, strict=True)
+    ]
+    return np.array(rows, dtype=_SETTINGS)
 
 
 @cache

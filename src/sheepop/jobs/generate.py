@@ -11,10 +11,10 @@ from sheepop.checkpoint.generation_settings import GENERATION
 from sheepop.checkpoint.lazy_tensor import dtype_named
 from sheepop.core.device import resolve_device
 from sheepop.core.errors import UsageError
+from sheepop.evaluate.likelihood import Score, score_text
 from sheepop.generate import Completion, GenerationConfig, Generator
 from sheepop.generate.arithmetic import computing
 from sheepop.generate.config import Activations, model_defaults
-from sheepop.generate.likelihood import Score, score_text
 from sheepop.model import EncoderDecoder, Transformer
 
 

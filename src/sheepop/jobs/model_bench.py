@@ -148,7 +148,7 @@ def _prefill(generator: Generator, seconds: float) -> _Measured:
         times.append(_seconds(engine, model.device.type, until_written=True))
         engine.abort_all()
     # Only the last token has logits.
-    moved, operations = _read_bytes(model, length), step_flops(model.config, length, length, 1) / 3
+    moved, operations = read_bytes(model, length), step_flops(model.config, length, length, 1) / 3
     rate = _product_rate(model, min(length, _MOST_ROWS))
     return _Measured("prompt", 1, "", length, statistics.median(times), moved, operations, rate)
 
@@ -173,7 +173,7 @@ def _decode(generator: Generator, batch: int, kind: str, seconds: float) -> _Mea
         times.append(_seconds(engine, model.device.type, until_written=False))
         contexts.append(context)
     keys = statistics.mean(contexts)
-    moved = _read_bytes(model, batch) + batch * keys * bytes_per_block(model, BLOCK_SIZE) / BLOCK_SIZE
+    moved = read_bytes(model, batch) + batch * keys * bytes_per_block(model, BLOCK_SIZE) / BLOCK_SIZE
     operations = batch * decoding_flops_per_token(model.config, keys)
     return _Measured(
         "decode", batch, kind, batch, statistics.median(times), moved, operations, _product_rate(model, batch)
@@ -219,9 +219,11 @@ def _product_rate(model: Transformer, num_rows: int) -> float:
     return 2 * num_rows * num_inputs * num_outputs / best if best > _CALL else float("inf")
 
 
-def _read_bytes(model: Transformer, num_tokens: int) -> float:
-    """The bytes of weights that a pass over `num_tokens` tokens reads: of experts those that are likely chosen."""
+def read_bytes(model: Transformer, num_tokens: int) -> float:
+    """Returns the bytes of weights that a pass over `num_tokens` tokens reads; of experts it counts the likely ones."""
     tables = {id(model.embedding.weight)} - {id(model.lm_head.weight)}
+    if model.added_positions is not None:
+        tables.add(id(model.added_positions.table))
     total = 0.0
     for module in model.modules():
         share = 1.0

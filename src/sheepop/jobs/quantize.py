@@ -23,8 +23,8 @@ from sheepop.checkpoint.memory_file import has_memory
 from sheepop.checkpoint.model_kind import BASE, is_model, require_apart, require_free
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, UsageError
+from sheepop.evaluate.likelihood import Score, score_text
 from sheepop.generate import GenerationConfig, Generator
-from sheepop.generate.likelihood import Score, score_text
 from sheepop.model import Transformer
 
 # Number and length of the texts that the model generates for the measurement.

@@ -45,8 +45,11 @@ class Cache(Protocol):
         `inputs` (B, T, ...) are those of this pass; the state of a row begins with `start` (...).
         """
 
-    def prepare(self, kind: AttentionKind) -> Attending:
-        """Prepares the kernel that layers of this kind share in this pass, for new tokens over all tokens so far."""
+    def prepare(self, window: int | None, kind: Callable[[], AttentionKind]) -> Attending:
+        """Prepares the kernel that layers with this window share in this pass, for new tokens over all tokens so far.
+
+        A cache that has prepared such a pass before need not ask for their `kind`.
+        """
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -212,11 +213,11 @@ class Transformer(nn.Module):
         x_BTD = self.enter(input_ids, positions, documents, cache)
         attending = {}
         for window in set(self.windows):
-            kind = self.attention_kind(window, cached=cache is not None)
             if cache is None:
+                kind = self.attention_kind(window)
                 attending[window] = prepare_attention(kind, kind.sight(num_tokens, document_ids=document_ids))
             else:
-                attending[window] = cache.prepare(kind)
+                attending[window] = cache.prepare(window, partial(self.attention_kind, window, cached=True))
         inputs: dict[tuple[int | None, bool] | None, BlockInputs] = {None: BlockInputs(None, document_ids=documents)}
         for window, rotates in {kind for kind in self.kinds if kind is not None}:
             rotary = self.angles(window, num_tokens, positions) if rotates else None
@@ -301,7 +302,8 @@ class Transformer(nn.Module):
         x_BTD = embedded(x_BTD)
         if self.added_positions is not None:
             x_BTD = self.added_positions(x_BTD, positions)
-        return self.dropout(positioned(x_BTD))
+        x_BTD = positioned(x_BTD)
+        return self.dropout(x_BTD) if self.training else x_BTD
 
     def angles(
         self, window: int | None, num_tokens: int, positions: Tensor | None = None
@@ -314,7 +316,7 @@ class Transformer(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The data type of the blocks' weights, in which they compute unless autocast is on."""
-        return next(weight.dtype for weight in self.blocks.parameters() if weight.is_floating_point())
+        return next(weight.dtype for weight in self.blocks.parameters() if weight.dtype.is_floating_point)
 
     @property
     def device(self) -> torch.device:

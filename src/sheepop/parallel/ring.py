@@ -9,7 +9,7 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,10 +31,11 @@ class RingRows(SharedRows):
 
     has_documents = False
 
-    def prepare(self, kind: AttentionKind) -> Attending:
+    def prepare(self, window: int | None, kind: Callable[[], AttentionKind]) -> Attending:
         """Returns the ring, for this rank's tokens and heads."""
-        if kind.features or kind.window is not None:
-            raise ValueError(f"a ring has no {' and no '.join(sorted(kind.features)) or 'windows'}")
+        features = kind().features
+        if features or window is not None:
+            raise ValueError(f"a ring has no {' and no '.join(sorted(features)) or 'windows'}")
         return Ring(self._ranks.group)
 
     def attend(

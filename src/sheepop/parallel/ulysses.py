@@ -50,16 +50,17 @@ class SharedRows(Cache):
         """Raises `ValueError`: only the ranks before this one have the state."""
         raise ValueError(f"the {place} before a rank's tokens is not known")
 
-    def prepare(self, kind: AttentionKind) -> Attending:
+    def prepare(self, window: int | None, kind: Callable[[], AttentionKind]) -> Attending:
         """Returns a kernel for whole rows and this rank's heads."""
         ranks, documents = self._ranks, self._documents
         if documents is not None:
             parts = [torch.empty_like(documents) for _ in range(ranks.size)]
             dist.all_gather(parts, documents.contiguous(), group=ranks.group)
             documents = torch.cat(parts, dim=1)
-        slopes = None if kind.slopes is None else kind.slopes.chunk(ranks.size)[ranks.rank]
-        kind = replace(kind, cached=False, slopes=slopes)
-        return prepare_attention(kind, kind.sight(ranks.size * self._num_tokens, document_ids=documents))
+        whole = kind()
+        slopes = None if whole.slopes is None else whole.slopes.chunk(ranks.size)[ranks.rank]
+        own = replace(whole, cached=False, slopes=slopes)
+        return prepare_attention(own, own.sight(ranks.size * self._num_tokens, document_ids=documents))
 
     def attend(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score

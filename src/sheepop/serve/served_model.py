@@ -83,6 +83,7 @@ class ServedModel:
                 batch_invariant=config.batch_invariant,
                 guesses=config.guesses,
             )
+            engine.prepare()
             self._numbers, self.worker = itertools.count(), EngineWorker(engine, name)
         self._guesses, self._pools_last = config.guesses, config.embedding_pooling == "last"
         self._preparing = SideWork(f"preparing for {name}", threads=2, most=max(config.max_waiting, _FEWEST))

@@ -19,7 +19,7 @@ from sheepop.checkpoint.gguf.reader import GGUFFile, open_gguf
 from sheepop.checkpoint.gguf.writer import MIXTURES, write_gguf
 from sheepop.checkpoint.lazy_tensor import LazyTensor
 from sheepop.checkpoint.model_directory import load_model
-from sheepop.generate.likelihood import score_text
+from sheepop.evaluate.likelihood import score_text
 from sheepop.jobs.exchange import import_model
 
 TEXT = "Sheep graze on the hill. In 1789 the"

@@ -24,27 +24,59 @@ constexpr int64_t kLeastRows = 16;
 constexpr int kQueries = kLanes / 4;  // whose products with four keys are as many as the lanes of a vector
 constexpr int kRows = 4, kVectors = kLanes / 4;  // of sums of values in registers
 
+// Fetches what is `ahead` bytes behind a number, or nothing.
+struct Nothing {};
+template <class N>
+inline void fetch(const N* from, int64_t ahead) {
+  __builtin_prefetch(reinterpret_cast<const char*>(from) + ahead);
+}
+template <class N>
+inline void fetch(const N*, Nothing) {}
+
+// The sums of a query's products with four keys, each added up as `sum` does, for one query after another.
+inline Floats sums_of_rows(const Floats (*totals)[4]) {
+#ifdef __AVX512F__
+  __m512 of_key[4];
+  UNROLLED for (int j = 0; j < 4; j++) {
+    const auto halves = [&](int r) {
+      const __m512 a = totals[r][j], b = totals[r + 1][j];
+      return _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+    };
+    const __m512 a = halves(0), b = halves(2);
+    of_key[j] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  }
+  const auto pairs = [](__m512 a, __m512 b) { return _mm512_shuffle_ps(a, b, 0x44) + _mm512_shuffle_ps(a, b, 0xee); };
+  const __m512 a = pairs(of_key[0], of_key[1]), b = pairs(of_key[2], of_key[3]);
+  return _mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd);
+#else
+  return sums(totals[0], totals[1]);
+#endif
+}
+
 // The dot products of adjacent queries with adjacent keys of `width` numbers.
-template <int rows, int keys, class N>
+template <int rows, int keys, class N, class Ahead>
 __attribute__((always_inline)) inline void dots(const float* queries, int64_t next, const N* key, int64_t width,
-                                                float* scores, int64_t line) {
+                                                Ahead ahead, float* scores, int64_t line) {
   Floats totals[rows][keys];
   UNROLLED for (int r = 0; r < rows; r++) UNROLLED for (int j = 0; j < keys; j++) totals[r][j] = Floats{};
   int64_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
     Floats parts[keys];
-    UNROLLED for (int j = 0; j < keys; j++) parts[j] = read(key + j * width + i);
+    UNROLLED for (int j = 0; j < keys; j++) {
+      fetch(key + j * width + i, ahead);
+      parts[j] = read(key + j * width + i);
+    }
     UNROLLED for (int r = 0; r < rows; r++) {
       const Floats query = load<Floats>(queries + r * next + i);
       UNROLLED for (int j = 0; j < keys; j++) totals[r][j] = multiply_add(totals[r][j], query, parts[j]);
     }
   }
-  if constexpr (rows == kQueries && keys == 4) {
-    UNROLLED for (int r = 0; r < rows; r += 2) {
-      const Floats8 found = sums(totals[r], totals[r + 1]);
-      std::memcpy(scores + r * line, &found, 16);
-      std::memcpy(scores + (r + 1) * line, reinterpret_cast<const char*>(&found) + 16, 16);
-    }
+  if constexpr (rows == 1 && keys == 8) {
+    store(scores, sums(totals[0], totals[0] + 4));
+  } else if constexpr (rows == kQueries && keys == 4) {
+    const Floats found = sums_of_rows(totals);
+    UNROLLED for (int r = 0; r < rows; r++)
+      std::memcpy(scores + r * line, reinterpret_cast<const float*>(&found) + 4 * r, 16);
   } else {
     UNROLLED for (int r = 0; r < rows; r++)
       UNROLLED for (int j = 0; j < keys; j++) scores[r * line + j] = sum(totals[r][j]);
@@ -55,15 +87,18 @@ __attribute__((always_inline)) inline void dots(const float* queries, int64_t ne
 }
 
 // Adds the values `begin` to `end` times their weights to adjacent rows, `vectors` vectors from `column` on.
-template <int rows, int vectors, class N>
-void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width,
+template <int rows, int vectors, class N, class Ahead>
+void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width, Ahead ahead,
                 int64_t begin, int64_t end) {
   Floats totals[rows][vectors];
   UNROLLED for (int r = 0; r < rows; r++)
     UNROLLED for (int i = 0; i < vectors; i++) totals[r][i] = load<Floats>(out + r * next + i * kLanes);
   for (int64_t j = begin; j < end; j++) {
     Floats parts[vectors];
-    UNROLLED for (int i = 0; i < vectors; i++) parts[i] = read(values + j * width + i * kLanes);
+    UNROLLED for (int i = 0; i < vectors; i++) {
+      fetch(values + j * width + i * kLanes, ahead);
+      parts[i] = read(values + j * width + i * kLanes);
+    }
     UNROLLED for (int r = 0; r < rows; r++) {
       const Floats weight = spread<Floats>(weights[r * line + j]);
       UNROLLED for (int i = 0; i < vectors; i++) totals[r][i] = multiply_add(totals[r][i], weight, parts[i]);
@@ -73,16 +108,18 @@ void add_values(float* out, int64_t next, const float* weights, int64_t line, co
     UNROLLED for (int i = 0; i < vectors; i++) store(out + r * next + i * kLanes, totals[r][i]);
 }
 
-template <int rows, class N>
-void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width,
-                       int64_t begin, int64_t end) {
-  constexpr int vectors = rows == 1 ? 8 : kVectors;
+template <int rows, class N, class Ahead>
+void add_values(float* out, int64_t next, const float* weights, int64_t line, const N* values, int64_t width, Ahead ahead,
+                int64_t begin, int64_t end) {
   if (begin >= end) return;
   int64_t i = 0;
-  for (; i + vectors * kLanes <= width; i += vectors * kLanes)
-    add_values<rows, vectors>(out + i, next, weights, line, values + i, width, begin, end);
+  if constexpr (rows == 1)
+    for (; i + 8 * kLanes <= width; i += 8 * kLanes)
+      add_values<rows, 8>(out + i, next, weights, line, values + i, width, ahead, begin, end);
+  for (; i + kVectors * kLanes <= width; i += kVectors * kLanes)
+    add_values<rows, kVectors>(out + i, next, weights, line, values + i, width, ahead, begin, end);
   for (; i + kLanes <= width; i += kLanes)
-    add_values<rows, 1>(out + i, next, weights, line, values + i, width, begin, end);
+    add_values<rows, 1>(out + i, next, weights, line, values + i, width, ahead, begin, end);
   for (; i < width; i++)
     for (int r = 0; r < rows; r++)
       for (int64_t j = begin; j < end; j++) out[r * next + i] += weights[r * line + j] * widened(values[j * width + i]);
@@ -94,24 +131,24 @@ struct Stored {
   const float* scales;  // (blocks, K, S), or null
   int64_t width;
 
-  void fetch(int64_t entry, int64_t count) const {
-    auto from = reinterpret_cast<const char*>(numbers + entry * width);
-    for (int64_t i = 0; i < count * width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i);
-  }
+  const T* at(int64_t entry) const { return numbers + entry * width; }
 
-  // Calls `work` with `count` entries, which are widened first if many rows read them.
+  // Calls `work` with `count` entries, which are widened first if many rows read them, and what it is to fetch ahead.
   template <class Work>
-  void open(int64_t entry, int64_t count, bool many, float* memory, const Work& work) const {
-    const T* from = numbers + entry * width;
+  void open(int64_t entry, int64_t count, bool many, int64_t ahead, float* memory, const Work& work) const {
+    const T* from = at(entry);
     if constexpr (!std::is_same_v<T, float>) {
       if (many) {
         int64_t i = 0;
-        for (; i + kLanes <= count * width; i += kLanes) store(memory + i, read(from + i));
+        for (; i + kLanes <= count * width; i += kLanes) {
+          ::fetch(from + i, ahead);
+          store(memory + i, read(from + i));
+        }
         for (; i < count * width; i++) memory[i] = widened(from[i]);
-        return work(static_cast<const float*>(memory));
+        return work(static_cast<const float*>(memory), Nothing{});
       }
     }
-    work(from);
+    work(from, ahead);
   }
 };
 
@@ -131,11 +168,25 @@ struct Attention {
   // Attends with the query heads of a tile that share a key-value head. Adjacent items are tiles of a text, which read
   // the same keys, or heads of a single token, which are adjacent in memory.
   void attend(int64_t item, std::vector<float>& memory) const {
-    const bool by_head = tiles[1] > 1;
-    const int64_t *tile = tiles + 4 * (by_head ? item % R : item / K), k = by_head ? item / R : item % K, heads = H / K;
-    const int64_t most = std::max((kLeastRows + heads - 1) / heads, kMostScores / (heads * seen(tile)));
+    const auto [tile, k] = at(item);
+    const int64_t heads = H / K, most = std::max((kLeastRows + heads - 1) / heads, kMostScores / (heads * seen(tile)));
+    const int64_t later = first_entry(at(std::min(item + 1, R * K - 1)));
     for (int64_t t = 0; t < tile[1]; t += most)
-      Rows<T>(*this, tile[0] + t, std::min(most, tile[1] - t), tile[2] + t, table + tile[3] * M, k, memory).attend();
+      Rows<T>(*this, tile[0] + t, std::min(most, tile[1] - t), tile[2] + t, table + tile[3] * M, k, memory).attend(later);
+  }
+
+  struct Item {
+    const int64_t *tile, k;
+  };
+
+  Item at(int64_t item) const {
+    const bool by_head = tiles[1] > 1;
+    return {tiles + 4 * (by_head ? item % R : item / K), by_head ? item / R : item % K};
+  }
+
+  // The entry with which the first block begins that an item reads.
+  int64_t first_entry(Item item) const {
+    return (table[item.tile[3] * M + first_of(item.tile[2]) / S] * K + item.k) * S;
   }
 
   int64_t first_of(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
@@ -187,19 +238,18 @@ class Rows {
     out = queries + count * query_line, wide = out + count * out_line, scores = wide + widened;
   }
 
-  void attend() const {
+  // Meanwhile the first block of what is read next comes from memory: of the values, then of the keys from `later` on.
+  void attend(int64_t later) const {
     for (int64_t i = 0; i < count; i++)
       std::copy_n(of.queries + head_of(i) * keys.width, keys.width, queries + i * query_line);
-    by_block<kQueries>(keys, [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto fetch) {
-      score<rows>(i, entry, numbers, at, fetch);
+    by_block<kQueries>(keys, values.at((blocks[begin] * of.K + k) * S), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
+      score<rows>(i, entry, numbers, at, ahead);
     });
-    values.fetch((blocks[begin] * of.K + k) * S, S);
     std::fill_n(out, count * out_line, 0.f);
     for (int64_t i = 0; i < count; i++)  // the first number of a query, which is no longer needed
       queries[i * query_line] = of.softmax(scores + i * line + first(i), last(i) + 1 - first(i), k * heads + i % heads);
-    by_block<kRows>(values, [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto fetch) {
-      for (int64_t j = 0; j < S; j += 4) fetch(j);
-      add<rows>(i, entry, numbers, at);
+    by_block<kRows>(values, keys.at(later), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
+      add<rows>(i, entry, numbers, at, ahead);
     });
     for (int64_t i = 0; i < count; i++)
       for (int64_t j = 0; j < values.width; j++)
@@ -218,43 +268,44 @@ class Rows {
   int64_t first(int64_t i) const { return of.first_of(position + i / heads) - begin * S; }
   int64_t last(int64_t i) const { return position + i / heads - begin * S; }
 
-  // Calls `work` for each block and adjacent rows from i on that see it; the block's numbers are from place `at` on.
+  // Calls `work` for each block and adjacent rows from i on that see it; the block's numbers are from place `at` on. It
+  // fetches the block after, for the last one what is at `last_next`.
   template <int together, class Work>
-  void by_block(const Stored<T>& stored, const Work& work) const {
+  void by_block(const Stored<T>& stored, const T* last_next, const Work& work) const {
     for (int64_t block = begin, at = 0; block < end; block++, at += S) {
       const int64_t entry = (blocks[block] * of.K + k) * S, later = at + begin * S - position;
-      const int64_t next = (blocks[std::min(block + 1, end - 1)] * of.K + k) * S;
+      const T* next = block + 1 < end ? stored.at((blocks[block + 1] * of.K + k) * S) : last_next;
       const int64_t from = heads * std::max<int64_t>(0, later);
       const int64_t to = of.window ? std::min(count, heads * (later + S + of.window - 1)) : count;
-      stored.open(entry, S, to - from > together, wide, [&](auto* numbers) {
-        int64_t i = from;
-        auto fetch = [&](int64_t j) { i == from ? stored.fetch(next + j, 4) : void(); };
-        for (; i + together <= to; i += together)
-          work(std::integral_constant<int, together>{}, i, entry, numbers, at, fetch);
-        for (; i < to; i++) work(std::integral_constant<int, 1>{}, i, entry, numbers, at, fetch);
+      const int64_t ahead = reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(stored.at(entry));
+      stored.open(entry, S, to - from > together, ahead, wide, [&](auto* numbers, auto ahead) {
+        auto some = [&](int64_t i, auto ahead) {
+          if (i + together <= to) return work(std::integral_constant<int, together>{}, i, entry, numbers, at, ahead), together;
+          return work(std::integral_constant<int, 1>{}, i, entry, numbers, at, ahead), 1;
+        };
+        for (int64_t i = from + some(from, ahead); i < to;) i += some(i, Nothing{});
       });
     }
   }
 
   // The scores of rows for a block; also of some places that they do not see, which nobody reads.
-  template <int rows, class N, class Fetch>
-  void score(int64_t i, int64_t entry, const N* numbers, int64_t at, const Fetch& fetch) const {
+  template <int rows, class N, class Ahead>
+  void score(int64_t i, int64_t entry, const N* numbers, int64_t at, Ahead ahead) const {
     const float* query = queries + i * query_line;
     float* to = scores + i * line + at;
     const int64_t stop = std::min(S, last(i + rows - 1) + 1 - at), width = keys.width;
-    int64_t j = std::max<int64_t>(0, first(i) - at) / 4 * 4;
-    for (; j < stop && j + 4 <= S; j += 4) {
-      fetch(j);
-      dots<rows, 4>(query, query_line, numbers + j * width, width, to + j, line);
-    }
-    for (; j < stop; j++) dots<rows, 1>(query, query_line, numbers + j * width, width, to + j, line);
+    constexpr int together = rows == 1 ? 8 : 4;  // keys
+    int64_t j = std::max<int64_t>(0, first(i) - at) / together * together;
+    for (; j < stop && j + together <= S; j += together)
+      dots<rows, together>(query, query_line, numbers + j * width, width, ahead, to + j, line);
+    for (; j < stop; j++) dots<rows, 1>(query, query_line, numbers + j * width, width, ahead, to + j, line);
     for (int r = 0; keys.scales && r < rows; r++)
       for (j = 0; j < S; j++) to[r * line + j] *= keys.scales[entry + j];
   }
 
   // Adds the values of a block to rows, together those that all of them see.
-  template <int rows, class N>
-  void add(int64_t i, int64_t entry, const N* numbers, int64_t at) const {
+  template <int rows, class N, class Ahead>
+  void add(int64_t i, int64_t entry, const N* numbers, int64_t at, Ahead ahead) const {
     float *to = out + i * out_line, *weights = scores + i * line + at;
     for (int r = 0; values.scales && r < rows; r++)
       for (int64_t j = 0; j < S; j++) weights[r * line + j] *= values.scales[entry + j];
@@ -262,10 +313,10 @@ class Rows {
     const int64_t all = inside(first(i + rows - 1)), stop = std::max(all, inside(last(i) + 1));
     auto alone = [&](int r, int64_t from, int64_t until) {
       const int64_t end = std::min(until, inside(last(i + r) + 1));
-      add_values<1>(to + r * out_line, out_line, weights + r * line, line, numbers, values.width, from, end);
+      add_values<1>(to + r * out_line, out_line, weights + r * line, line, numbers, values.width, ahead, from, end);
     };
     for (int r = 0; r < rows; r++) alone(r, inside(first(i + r)), all);
-    add_values<rows>(to, out_line, weights, line, numbers, values.width, all, stop);
+    add_values<rows>(to, out_line, weights, line, numbers, values.width, ahead, all, stop);
     for (int r = 0; r < rows; r++) alone(r, stop, S);
   }
 };
@@ -279,9 +330,11 @@ void run(const Attention<T>& attention, int64_t begin, int64_t end, int64_t thre
   work *= attention.K * (attention.keys.width + attention.values.width);
   std::atomic<int64_t> next{begin};
   threads = std::clamp<int64_t>(work / kWork, 1, threads);
+  const int64_t size = items_together(end - begin, threads);
   share(threads, 1, threads, [&](int64_t, int64_t) {
     thread_local std::vector<float> memory;
-    for (int64_t i = next++; i < end; i = next++) attention.attend(i, memory);
+    for (int64_t from = next.fetch_add(size); from < end; from = next.fetch_add(size))
+      for (int64_t i = from; i < std::min(end, from + size); i++) attention.attend(i, memory);
   });
 }
 

@@ -253,11 +253,11 @@ struct Block {
     }
   }
 
-  void attend_item(int64_t item) const {
+  void attend_items(int64_t begin, int64_t end) const {
     attend(at.q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.tiles, at.attended,
            tokens.num_tiles, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width, tokens.table_width,
-           tokens.window, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks, item,
-           item + 1, 1);
+           tokens.window, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks,
+           begin, end, 1);
   }
 
   template <class Work>
@@ -278,7 +278,8 @@ struct Block {
       change(r, kV, layer.v, input, at.v);
       store_keys(r);
     });
-    worker.share(tokens.num_tiles * layer.kv_heads, [&](int64_t item) { attend_item(item); });
+    const int64_t items = tokens.num_tiles * layer.kv_heads, size = items_together(items, threads);
+    worker.share((items + size - 1) / size, [&](int64_t i) { attend_items(i * size, std::min(items, (i + 1) * size)); });
     by_row([&](int64_t r) { round(at.attended, r, layer.o); });
     products(at.attended, {&layer.o}, {at.found});
     feed_forward(layer.parallel ? x : out, out);

@@ -22,26 +22,7 @@ constexpr int kParts = kLanes == 16 ? 8 : 4;  // of inputs, whose sums stay in r
 constexpr int kTiles = kLanes == 16 ? 2 : 1;  // that meet many inputs at a time
 constexpr int64_t kMany = 32;                 // rows of x
 
-// Two neighbouring short numbers for each of `kLanes` rows of W.
-typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
-
-inline Lanes spread_pair(const int16_t* pair) { return Lanes{} + load<int32_t>(pair); }
-
-// total + the products of pairs.
-inline Lanes add_pairs(Lanes total, Pairs a, Lanes b) {
-#if defined(__AVX512VNNI__)
-  return reinterpret_cast<Lanes>(
-      _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(total), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX512BW__)
-  return total + reinterpret_cast<Lanes>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX2__)
-  return total + reinterpret_cast<Lanes>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#else
-  const Pairs pairs = reinterpret_cast<Pairs>(b);
-  for (int i = 0; i < kLanes; i++) total[i] += a[2 * i] * pairs[2 * i] + a[2 * i + 1] * pairs[2 * i + 1];
-  return total;
-#endif
-}
+inline Pairs spread_pair(const int16_t* pair) { return reinterpret_cast<Pairs>(Lanes{} + load<int32_t>(pair)); }
 
 // Adds to `sums` the products of `width` columns with parts of inputs, which lie one after another; those of the next 16
 // columns are `stride` further. The loops stay loops, because compilers that see all of their sums change the order and
@@ -56,8 +37,8 @@ inline void add_products(const Pairs (*weights)[vectors], const int16_t* x, int6
 #pragma GCC unroll 1
     for (int pair = 0; pair < kPairs; pair += 2)
       for (int part = 0; part < parts; part++) {
-        const Lanes one = spread_pair(x + part * kColumns + 2 * pair);
-        const Lanes next = spread_pair(x + part * kColumns + 2 * pair + 2);
+        const Pairs one = spread_pair(x + part * kColumns + 2 * pair);
+        const Pairs next = spread_pair(x + part * kColumns + 2 * pair + 2);
         for (int v = 0; v < vectors; v++) {
           found[part][v] = add_pairs(found[part][v], weights[pair][v], one);
           Lanes& sum = (parts * vectors < 4 ? other : found)[part][v];

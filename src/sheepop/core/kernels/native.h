@@ -83,6 +83,17 @@ inline Floats8 sums(const Floats* one, const Floats* other) {
   return CHOSEN(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + CHOSEN(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
+// Whether a comparison is true in some lane.
+inline bool any(FloatBits truths) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(truths), reinterpret_cast<__m512i>(truths));
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kLanes; i++) found |= truths[i];
+  return found;
+#endif
+}
+
 // A difference from 0 is the number itself, and compilers make one instruction of it.
 template <class V>
 inline V spread(float value) {
@@ -141,6 +152,9 @@ inline void share(int64_t count, int64_t least, int64_t threads, const Work& wor
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int64_t i = 0; i < threads; i++) work(count * i / threads, count * (i + 1) / threads);
 }
+
+// The items that a thread takes at a time, because each fetches the memory of the next.
+inline int64_t items_together(int64_t count, int64_t threads) { return std::clamp<int64_t>(count / (4 * threads), 1, 8); }
 
 // Threads that call the same functions and share the loops in them. No thread waits for another, only for the items of
 // a loop that others have taken: one that comes late, because another process has its processor, finds the loops before

@@ -78,6 +78,26 @@ inline Floats read(const Float8* from) {
   return reinterpret_cast<Floats>(bits & static_cast<int32_t>(0x87ffffff)) * 0x1p120f;
 }
 
+// Two neighbouring short numbers for each lane.
+typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
+
+// total + the products of neighbours, two to each total.
+inline FloatBits add_pairs(FloatBits total, Pairs a, Pairs b) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<FloatBits>(_mm512_dpwssd_epi32(
+      reinterpret_cast<__m512i>(total), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX512BW__)
+  return total + reinterpret_cast<FloatBits>(
+                     _mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return total + reinterpret_cast<FloatBits>(
+                     _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#else
+  for (int i = 0; i < kLanes; i++) total[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+  return total;
+#endif
+}
+
 inline float widened(float x) { return x; }
 inline float widened(int8_t x) { return x; }
 inline float widened(BFloat16 x) { return single(x.bits); }

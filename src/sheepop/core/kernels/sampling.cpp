@@ -1,5 +1,5 @@
 // Chooses the next token of each row of logits, on a CPU in float32, in a few passes over the vocabulary and without
-// sorting it. `sampler.py` says the same in PyTorch and gives the sources.
+// sorting it. `warping.py` says the same in PyTorch and gives the sources.
 //
 // A gap is the distance of a score below the largest one, divided by the temperature, so e^-gap is proportional to the
 // token's probability. Top-k, top-p and min-p each keep the tokens up to some (gap, id), in ascending order.
@@ -84,24 +84,23 @@ float largest(const float* x, int64_t count, bool& is_finite) {
   return top;
 }
 
+// Adds up to `totals` what `add(i, parts)` adds to each part for `kLanes` places from i on, `first` <= i < `count`.
+template <int parts, class Add>
+void add_totals(int64_t first, int64_t count, double (&totals)[parts], const Add& add) {
+  for (int64_t begin = first; begin < count; begin += kBlock * kLanes) {
+    const int64_t end = std::min(count, begin + kBlock * kLanes);
+    Floats found[parts] = {};
+    for (int64_t i = begin; i < end; i += kLanes) add(i, found);
+    for (int part = 0; part < parts; part++) totals[part] += sum(found[part]);
+  }
+}
+
 // The sum of f(0), ..., f(count - 1), `value(i)` being f of `kLanes` numbers from i on.
 template <class Value>
 double total_of(int64_t count, const Value& value) {
-  double total = 0;
-  for (int64_t begin = 0; begin < count; begin += kBlock * kLanes) {
-    const int64_t end = std::min(count, begin + kBlock * kLanes);
-    Floats part = {};
-    for (int64_t i = begin; i < end; i += kLanes) part += value(i);
-    total += sum(part);
-  }
-  return total;
-}
-
-// The sum of the weights whose keys lie below `limit`.
-double total_below(const float* keys, const float* weights, int64_t count, float limit) {
-  return total_of(count, [&](int64_t i) {
-    return some(keys, i, count, kInfinity) < limit ? some(weights, i, count, 0.f) : Floats{};
-  });
+  double total[1] = {};
+  add_totals(0, count, total, [&](int64_t i, Floats(&part)[1]) { part[0] += value(i); });
+  return total[0];
 }
 
 // The end of the shortest beginning, in ascending order of keys (0 or more) and then of ids, whose weights reach
@@ -166,9 +165,8 @@ struct Race {
       FloatBits arrived = {};
       for (int64_t i = 0; i < kBlock; i += kLanes)
         arrived |= load<Floats>(numbers + i) <= bound * load<Floats>(masses + begin + i);
-      int32_t any = 0;
-      for (int j = 0; j < kLanes; j++) any |= arrived[j];
-      for (int64_t i = begin; any && i < begin + kBlock; i++) {
+      if (!any(arrived)) continue;
+      for (int64_t i = begin; i < begin + kBlock; i++) {
         if (!(numbers[i - begin] <= bound * masses[i]) || !end.includes(gaps[i], i)) continue;
         insert({std::log(-std::log1p(-numbers[i - begin])) + gaps[i], i});
         bound = std::exp(first[kPlaces - 1].time) * 1.001;
@@ -200,10 +198,20 @@ void keep_typical(double typical_p, const float* gaps, float* masses, int64_t co
     if (!end.includes(keys[i], i)) masses[i] = 0;
 }
 
-// Whether less than the mass `target` lies before token `id`.
-bool is_within(double target, const float* gaps, const float* masses, int64_t count, int64_t id) {
-  const float gap = gaps[id], above = std::nextafter(gap, kInfinity);
-  return total_below(gaps, masses, id, above) + total_below(gaps + id, masses + id, count - id, gap) < target;
+// The masses of the tokens before each of two: of smaller gaps, or of the same and with smaller ids.
+void masses_before(const float* gaps, const float* masses, int64_t count, int64_t one, int64_t other, double (&found)[2]) {
+  const int64_t ids[] = {one, other}, bounds[] = {0, std::min(one, other), std::max(one, other), count};
+  found[0] = found[1] = 0;
+  for (int part = 0; part < 3; part++) {
+    float limits[2];
+    for (int k = 0; k < 2; k++)
+      limits[k] = bounds[part] < ids[k] ? std::nextafter(gaps[ids[k]], kInfinity) : gaps[ids[k]];
+    const int64_t end = bounds[part + 1];
+    add_totals(bounds[part], end, found, [&](int64_t i, Floats(&parts)[2]) {
+      const Floats gap = some(gaps, i, end, kInfinity), mass = some(masses, i, end, 0.f);
+      for (int k = 0; k < 2; k++) parts[k] += gap < limits[k] ? mass : Floats{};
+    });
+  }
 }
 
 // Lets the tokens up to `end` run of which less than the mass `target` lies before. That is tested for the few that come
@@ -215,9 +223,13 @@ void choose_first(uint64_t seed, double target, End end, const float* gaps, cons
     race.run(gaps, masses, count, end);
     is_done = race.first[Race::kPlaces - 1].time == kInfinity;  // no others have come
     int kept = 0;
-    for (const Race::Runner& runner : race.first) {
-      if (kept == 2 || runner.time == kInfinity) break;
-      if (is_within(target, gaps, masses, count, runner.id)) {
+    double before[2] = {};
+    for (int i = 0; i < Race::kPlaces && kept < 2; i++) {
+      const Race::Runner& runner = race.first[i];
+      if (runner.time == kInfinity) break;
+      if (i % 2 == 0 && target < kInfinity)
+        masses_before(gaps, masses, count, runner.id, race.first[i + 1].id, before);
+      if (before[i % 2] < target) {
         chosen[kept++] = runner;
       } else if (end.includes(gaps[runner.id], runner.id)) {
         end = {gaps[runner.id], runner.id - 1};
@@ -233,10 +245,16 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
   float *gaps = memory.gaps.data(), *masses = memory.masses.data();
   const float temperature = std::max(static_cast<float>(settings.temperature), FLT_MIN);
   const float best = choice.best;
-  double total = total_of(padded, [&](int64_t i) {
+  double totals[2] = {};  // of all masses, and of those that are near
+  const double &total = totals[0], &near = totals[1];
+  const auto add = [](Floats mass, Floats(&parts)[2]) {
+    parts[0] += mass;
+    parts[1] += mass >= kNearMass ? mass : Floats{};
+  };
+  add_totals(0, padded, totals, [&](int64_t i, Floats(&parts)[2]) {
     const Floats gap = (best - some(scores, i, count, -kInfinity)) / temperature, mass = exponential(-gap);
     store(gaps + i, gap), store(masses + i, mass);
-    return mass;
+    add(mass, parts);
   });
   End end = {FLT_MAX, count};
   double target = kInfinity;
@@ -245,7 +263,8 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
   };
   auto drop_others = [&]() {
     for (int64_t i = 0; i < padded; i++) masses[i] = end.includes(gaps[i], i) ? masses[i] : 0.f;
-    total = total_of(padded, [&](int64_t i) { return load<Floats>(masses + i); });
+    totals[0] = totals[1] = 0;
+    add_totals(0, padded, totals, [&](int64_t i, Floats(&parts)[2]) { add(load<Floats>(masses + i), parts); });
   };
   if (settings.top_k && settings.top_k < count) {
     narrow(shortest(gaps, nullptr, padded, settings.top_k, memory));
@@ -260,10 +279,6 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
     target = kInfinity;
   } else if (settings.top_p < 1) {
     // Where near tokens have enough of the mass, no others are kept; else the rest beyond a gap has less than 1 - p.
-    const double near = total_of(padded, [&](int64_t i) {
-      const Floats mass = load<Floats>(masses + i);
-      return mass >= kNearMass ? mass : Floats{};
-    });
     const double furthest = std::log(count / ((1 - settings.top_p) * total)) + 1e-3;
     narrow({near > target ? kNear : static_cast<float>(std::max(0.0, furthest)), count});
   }
@@ -278,9 +293,7 @@ int64_t place_of(float wanted, const float* x, int64_t count) {
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     FloatBits equal = {};
     for (int64_t i = begin; i < begin + kBlock; i += kLanes) equal |= some(x, i, count, NAN) == wanted;
-    int32_t any = 0;
-    for (int j = 0; j < kLanes; j++) any |= equal[j];
-    if (any) return std::find(x + begin, x + count, wanted) - x;
+    if (any(equal)) return std::find(x + begin, x + count, wanted) - x;
   }
   return 0;
 }
@@ -333,14 +346,14 @@ extern "C" {
 // `banned` in it.
 void choose(const float* logits, float* scores, const int64_t* hidden, const Banned* banned, const Settings* settings,
             Choice* choices, int64_t num_hidden, int64_t num_banned, int64_t rows, int64_t count, int64_t threads) {
-  share(rows, 1, threads, [&](int64_t begin, int64_t end) {
-    thread_local Memory memory;  // stays, because new pages cost more than a pass over the vocabulary
-    for (int64_t row = begin; row < end; row++) {
+  together(std::min(rows, threads), [&](Worker& worker) {
+    worker.share(rows, [&](int64_t row) {
+      thread_local Memory memory;  // stays, because new pages cost more than a pass over the vocabulary
       memory.hidden_ids.assign(hidden, hidden + num_hidden);
       for (const Banned* one = banned; one < banned + num_banned; one++)
         if (one->row == row) memory.hidden_ids.push_back(one->id);
       choose_one(logits + row * count, scores + row * count, count, settings[row], choices[row], memory);
-    }
+    });
   });
 }
 }

@@ -17,7 +17,6 @@
 
 namespace {
 
-typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
 typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
 
 constexpr int kGroup = 32, kHalf = kGroup / 2;
@@ -30,23 +29,6 @@ constexpr float kError = 2e-4f;                 // 2 sqrt(32) / 2 / kNorm, and t
 constexpr float kSmallest = 1e-30f;             // square of a norm
 constexpr float kNear = 4;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// total + the products of neighbours, two to each total.
-inline FloatBits add_pairs(FloatBits total, Pairs a, Pairs b) {
-#if defined(__AVX512VNNI__)
-  return reinterpret_cast<FloatBits>(_mm512_dpwssd_epi32(
-      reinterpret_cast<__m512i>(total), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX512BW__)
-  return total + reinterpret_cast<FloatBits>(
-                     _mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-  return total + reinterpret_cast<FloatBits>(
-                     _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#else
-  for (int i = 0; i < kLanes; i++) total[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
-  return total;
-#endif
-}
 
 // The sum of x[k] w[k], always added in the same order.
 template <class T>
@@ -210,16 +192,6 @@ struct Panel {
       if (any(larger))
         for (int i = 0; i < kLanes; i++) out.counts[t] -= larger[i];
     }
-  }
-
-  static bool any(FloatBits truths) {
-#ifdef __AVX512F__
-    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(truths), reinterpret_cast<__m512i>(truths));
-#else
-    int32_t found = 0;
-    for (int i = 0; i < kLanes; i++) found |= truths[i];
-    return found;
-#endif
   }
 
   void run(int64_t begin, int64_t end, Results& out) {

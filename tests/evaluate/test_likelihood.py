@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sheepop.core.errors import UsageError
+from sheepop.evaluate.likelihood import LikelihoodScorer
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.generate.blocks import BlockManager
-from sheepop.generate.likelihood import LikelihoodScorer
 from sheepop.model import Transformer
 from sheepop.tokenizer import CharTokenizer
 
@@ -61,7 +61,7 @@ def check(model: Transformer, texts: Sequence[tuple[list[int], list[int]]], toke
 @pytest.mark.parametrize("tokens_per_pass", [100, 13])  # with 13, most texts take several passes
 @pytest.mark.parametrize("changes", NETWORKS.values(), ids=NETWORKS.keys())
 def test_every_text_is_given_what_the_network_gives_it_alone(
-    toy_model: Callable[..., Transformer], changes: dict[str, Any], tokens_per_pass: int
+    shaken: Callable[..., Transformer], changes: dict[str, Any], tokens_per_pass: int
 ) -> None:
     generator = torch.Generator().manual_seed(1)
 
@@ -72,7 +72,7 @@ def test_every_text_is_given_what_the_network_gives_it_alone(
     contexts = [drawn(1), drawn(15), drawn(16), drawn(17), drawn(63), drawn(90)]
     contexts += [[*beginning, *drawn(count)] for count in (0, 1, 5, 8, 20)]
     texts = [(context, drawn(count)) for context in contexts for count in (1, 2, 9, 30, 64)]
-    check(toy_model(**changes), texts, tokens_per_pass)
+    check(shaken(**changes), texts, tokens_per_pass)
 
 
 ids = st.integers(4, 9)
@@ -88,20 +88,20 @@ ids = st.integers(4, 9)
     st.integers(1, 200),
 )
 def test_texts_that_begin_alike_in_any_way_are_told_apart(
-    toy_model: Callable[..., Transformer], texts: list[tuple[list[int], list[int]]], tokens_per_pass: int
+    shaken: Callable[..., Transformer], texts: list[tuple[list[int], list[int]]], tokens_per_pass: int
 ) -> None:
     # With few different tokens, many prefixes, contexts and whole texts are equal.
     again = [([*context, *continuation], continuation) for context, continuation in texts]
-    check(toy_model(num_layers=1), [*texts, *again, *texts], tokens_per_pass)
+    check(shaken(num_layers=1), [*texts, *again, *texts], tokens_per_pass)
 
 
-def test_more_short_texts_than_the_cache_has_blocks(toy_model: Callable[..., Transformer]) -> None:
+def test_more_short_texts_than_the_cache_has_blocks(shaken: Callable[..., Transformer]) -> None:
     texts = [([token], [token % 7 + 4, 9]) for token in range(4, 250)]
-    check(toy_model(vocab_size=256, num_layers=1), texts, tokens_per_pass=512)
+    check(shaken(vocab_size=256, num_layers=1), texts, tokens_per_pass=512)
 
 
 def test_blocks_that_no_later_text_shares_are_used_again(
-    toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+    shaken: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: set[int] = set()
     take = BlockManager._take
@@ -113,12 +113,12 @@ def test_blocks_that_no_later_text_shares_are_used_again(
     monkeypatch.setattr(BlockManager, "_take", counted)
     # Eight texts of three blocks each; those of the first three begin with the same block.
     contexts = [[5] * 20, [5] * 16 + [6] * 4, [5] * 16 + [7] * 4, *([token] * 20 for token in range(8, 13))]
-    check(toy_model(num_layers=1), [(context, [9] * 20) for context in contexts], tokens_per_pass=20)
+    check(shaken(num_layers=1), [(context, [9] * 20) for context in contexts], tokens_per_pass=20)
     assert len(taken) <= 5
 
 
-def test_a_greedy_continuation_is_what_the_model_writes(toy_model: Callable[..., Transformer]) -> None:
-    generator = Generator(toy_model(), CharTokenizer())
+def test_a_greedy_continuation_is_what_the_model_writes(shaken: Callable[..., Transformer]) -> None:
+    generator = Generator(shaken(), CharTokenizer())
     prompt = CharTokenizer().encode("abcabc")
 
     written = generator.generate([prompt], GenerationConfig(temperature=0.0, max_new_tokens=12))[0]
@@ -129,15 +129,15 @@ def test_a_greedy_continuation_is_what_the_model_writes(toy_model: Callable[...,
     assert found.logprobs == pytest.approx(written.logprobs, abs=1e-4)
 
 
-def test_progress_is_told_once_for_every_text(toy_model: Callable[..., Transformer]) -> None:
+def test_progress_is_told_once_for_every_text(shaken: Callable[..., Transformer]) -> None:
     told: list[int] = []
     texts = [([5, 6], [7]), ([5, 6], [7]), ([8], [9, 10])]
-    LikelihoodScorer(Generator(toy_model(), CharTokenizer())).score(texts, on_done=told.append)
+    LikelihoodScorer(Generator(shaken(), CharTokenizer())).score(texts, on_done=told.append)
     assert sum(told) == 3
 
 
-def test_texts_without_two_ends_and_those_that_do_not_fit_are_refused(toy_model: Callable[..., Transformer]) -> None:
-    generator = Generator(toy_model(), CharTokenizer())
+def test_texts_without_two_ends_and_those_that_do_not_fit_are_refused(shaken: Callable[..., Transformer]) -> None:
+    generator = Generator(shaken(), CharTokenizer())
     with pytest.raises(UsageError, match="context = 0 must be at least 1"):
         LikelihoodScorer(generator, context=0)
     scorer = LikelihoodScorer(generator)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sheepop.core.errors import UsageError
-from sheepop.generate import Generator, likelihood
-from sheepop.generate.likelihood import LikelihoodScorer, score_text
+from sheepop.evaluate import likelihood
+from sheepop.evaluate.likelihood import LikelihoodScorer, score_text
+from sheepop.generate import Generator
 from sheepop.model import Transformer
 from sheepop.model.accounting.cost import pass_bytes
 from sheepop.tokenizer import CharTokenizer
@@ -26,9 +27,9 @@ def slow(model: Transformer, ids: list[int], position: int, begin: int) -> torch
 @pytest.mark.parametrize("length", [2, 5, 16, 17, 18, 24, 25, 33, 70])
 @pytest.mark.parametrize("max_seq_len", [16, 15, 2, 1])
 def test_every_token_is_predicted_once_from_half_a_context_at_least(
-    toy_model: Build, length: int, max_seq_len: int
+    shaken: Build, length: int, max_seq_len: int
 ) -> None:
-    model, characters = toy_model(max_seq_len=max_seq_len, position_encoding="rope"), CharTokenizer()
+    model, characters = shaken(max_seq_len=max_seq_len, position_encoding="rope"), CharTokenizer()
     text = "".join(chr(97 + place * 7 % 26) for place in range(length))
     ids = characters.encode(text)
     score = score_text(model, characters, text)
@@ -45,8 +46,8 @@ def test_every_token_is_predicted_once_from_half_a_context_at_least(
         assert score.ranks[place - 1] == int((expected > expected[ids[place]]).sum()) + 1
 
 
-def test_a_shorter_window_is_a_shorter_context(toy_model: Build) -> None:
-    model, characters, text = toy_model(position_encoding="rope"), CharTokenizer(), "abcdefghijklmnopqrstuvwxyz"
+def test_a_shorter_window_is_a_shorter_context(shaken: Build) -> None:
+    model, characters, text = shaken(position_encoding="rope"), CharTokenizer(), "abcdefghijklmnopqrstuvwxyz"
     score, ids = score_text(model, characters, text, context=4), characters.encode(text)
     assert score.context == 4
     for place in range(1, len(ids)):
@@ -57,8 +58,8 @@ def test_a_shorter_window_is_a_shorter_context(toy_model: Build) -> None:
             score_text(model, characters, text, context=context)
 
 
-def test_windows_that_do_not_fit_the_free_memory_are_refused(toy_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, characters, text = toy_model(position_encoding="rope"), CharTokenizer(), "sheep" * 20
+def test_windows_that_do_not_fit_the_free_memory_are_refused(shaken: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, characters, text = shaken(position_encoding="rope"), CharTokenizer(), "sheep" * 20
     config = model.config
     needed = pass_bytes(config, 16, 16) + 16 * config.vocabulary * 4
     monkeypatch.setattr(likelihood, "free_memory", lambda _: needed)
@@ -69,7 +70,7 @@ def test_windows_that_do_not_fit_the_free_memory_are_refused(toy_model: Build, m
         LikelihoodScorer(Generator(model, characters)).score([([5], [6] * 40)])
 
 
-def test_a_text_without_a_token_to_predict_is_refused(toy_model: Build) -> None:
+def test_a_text_without_a_token_to_predict_is_refused(shaken: Build) -> None:
     for text in ("", "a"):
         with pytest.raises(UsageError, match="nothing to predict"):
-            score_text(toy_model(), CharTokenizer(), text)
+            score_text(shaken(), CharTokenizer(), text)
