@@ -46,8 +46,9 @@ def test_texts_beside_one_that_is_lost_are_printed_before_the_error(run: Run, tm
     with torch.no_grad():
         model.embedding.weight[tokenizer.encode("@")] = math.nan
     save_model(tmp_path / "model", model, tokenizer, {})
-    settings = ("--max-new-tokens", "4", "--greedy", "-q", "--device", "cpu")
-    first, last = sheepop.load(tmp_path / "model", device="cpu").generate(["a", "x"], max_new_tokens=4, greedy=True)
+    settings = ("--max-new-tokens", "4", "--greedy", "--seed", "5", "-q", "--device", "cpu")
+    lm = sheepop.load(tmp_path / "model", device="cpu")
+    first, last = lm.generate(["a", "x"], max_new_tokens=4, greedy=True, seed=5)
     given = ("generate", tmp_path / "model", "-p", "a", "-p", "b@d", "-p", "x", *settings)
     shown, as_json = run(*given), run(*given, "--json")
     assert shown.out == f"--- 1 ---\n{first.text}\n--- 3 ---\n{last.text}\n"

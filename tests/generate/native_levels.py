@@ -47,11 +47,13 @@ ATTENTION: dict[str, dict[str, object]] = {
 COMMON = {"position_encoding": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": False, "tie_weights": False}
 PROMPTS = [list(range(20, 51)), [7, 9, 4], list(range(90, 101)), [5], list(range(60, 77))]
 CONFIGS = [
-    GenerationConfig(max_new_tokens=count, min_new_tokens=count, max_batch_size=3, **how)
-    for count, how in zip(
-        (12, 5, 9, 10, 7),
-        ({"temperature": 0}, {"seed": 1, "top_p": 0.9}, {"seed": 2, "top_k": 20}, {"temperature": 0}, {"seed": 3}),
-        strict=True,
+    GenerationConfig(max_new_tokens=count, min_new_tokens=count, max_batch_size=3, seed=count, **how)
+    for count, how in (
+        (8, {"temperature": 0}),
+        (3, {"top_p": 0.9}),
+        (6, {"top_k": 20}),
+        (7, {"temperature": 0}),
+        (5, {}),
     )
 ]
 # Bounds of near ties; those of weights that are not named have sums in float32.
@@ -118,13 +120,14 @@ def differences(attention: str, weights: str, tokenizer: CharTokenizer) -> Itera
     for number, (one, two, right) in enumerate(zip(*written, reference, strict=True)):
         place = f"{weights}, {attention}, text {number}"
         if one != two:
-            yield f"{place}: {one.token_ids} in one thread, {two.token_ids} in two, or their probabilities differ"
+            yield f"{place}: {one} in one thread, {two} in two"
         elif not right.near_ties:
             yield None if one.token_ids == right.token_ids else f"{place}: {one.token_ids}, not {right.token_ids}"
 
 
 def main() -> None:
     print(kernels_here().words.split(",")[0])
+    torch.set_num_threads(1)
     tokenizer = CharTokenizer()
     found = [
         difference
@@ -134,7 +137,7 @@ def main() -> None:
     ]
     print(len(found))
     wrong = [difference for difference in found if difference is not None]
-    print(*wrong, sep="\n", end="")
+    print(*wrong[:20], sep="\n")
     sys.exit(bool(wrong))
 
 

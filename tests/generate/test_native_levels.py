@@ -1,4 +1,4 @@
-"""Texts by the native kernels of each level of instructions, in 1 and in 2 threads, are those of exact arithmetic."""
+"""Texts by the native kernels of two levels of instructions, in 1 and in 2 threads, are those of exact arithmetic."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not has_kernels(), reason="there are no native kernels for this machine")
-@pytest.mark.parametrize("level", ["avx2", "avx512"])
+@pytest.mark.parametrize("level", ["avx2", "the highest"])
 def test_texts_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.delenv("SHEEPOP_NATIVE", raising=False)
-    if level not in [each.name for each in levels()]:
-        pytest.skip(f"this processor has no {level} instructions")
+    highest, *others = (each.name for each in levels())
+    if level != "the highest" and level not in others:
+        here = "is the highest of this processor" if level == highest else "is none of this processor"
+        pytest.skip(f"the level {level} {here}, {highest}")
+    name = highest if level == "the highest" else level
     done = subprocess.run(
         [sys.executable, "-m", "tests.generate.native_levels"],
         cwd=ROOT,
-        env={**os.environ, "SHEEPOP_NATIVE": level, "OMP_NUM_THREADS": "2"},
+        # Threads that wait beside other processes would take most of the processor's time.
+        env={**os.environ, "SHEEPOP_NATIVE": name, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
         text=True,
         check=False,
@@ -34,5 +38,5 @@ def test_texts_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch, level
     assert done.returncode == 0, done.stdout + done.stderr
     used, count = done.stdout.split()
     texts = len(PROMPTS) * len(ATTENTION) * (len(FLOATS) + len(INTEGERS))
-    assert used == level
+    assert used == name
     assert 0.9 * texts < int(count) <= texts
