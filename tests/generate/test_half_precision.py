@@ -54,7 +54,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         }
     },
 }
-WITHOUT_BLOCKS = ("experts", "convolutions", "a delta rule")
+WITHOUT_BLOCKS = ("convolutions", "a delta rule")
 PROMPTS = [list(range(20, 41)), [7, 9, 4], list(range(90, 101)), [5]]
 GREEDY = GenerationConfig(temperature=0, max_new_tokens=12, min_new_tokens=12)
 Build = Callable[..., Transformer]
