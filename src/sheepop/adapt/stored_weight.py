@@ -157,7 +157,7 @@ class StoredWeight(Tensor):
         return [part for part in self._parts if part is not None]
 
     def part(self, number: int, count: int, dimension: int) -> StoredWeight:
-        """Returns one of `count` equal parts along a dimension, as exact as the whole.
+        """Returns one of `count` parts along a dimension, cut as by ``torch.chunk`` and as exact as the whole.
 
         Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
         """

@@ -209,6 +209,12 @@ def _mesh(device: str, sizes: Mapping[str, int]) -> DeviceMesh:
     return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
+def part_of(whole: range, number: int, count: int) -> range:
+    """Returns part `number` of `count`: the parts are equal, but the last ones may be shorter, as by ``torch.chunk``."""
+    each = -(-len(whole) // count)
+    return whole[number * each : (number + 1) * each]
+
+
 def check_network(config: ModelConfig, parallel: ParallelConfig) -> None:
     """Raises `ConfigError` for a network that ranks cannot share as `parallel` says."""
     check_split(config, parallel.tensor)
@@ -231,6 +237,11 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
                 f"Matrices cannot be split over {count} ranks, because {count} does not divide model.{name} = {size}. "
                 "Use a divisor."
             )
+    if not part_of(range(config.vocabulary), count - 1, count):
+        raise ConfigError(
+            f"A vocabulary of {config.vocabulary} tokens cannot be split over {count} ranks, because with "
+            f"{-(-config.vocabulary // count)} each the last ones would have none. Use fewer ranks."
+        )
     refused = {
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
         "an encoder": config.architecture != "decoder",
