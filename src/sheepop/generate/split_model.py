@@ -118,7 +118,7 @@ class Followers:
             try:
                 forgotten = [self._forgotten.pop() for _ in range(len(self._forgotten))]
                 broadcast([kind, number, len(forgotten), *forgotten, *content])
-                self._computing = threading.get_ident()
+                self._computing = threading.get_ident()  # of all threads only this one has the lock
                 yield
             except BaseException as error:
                 if kind == _Kind.LOAD and isinstance(error, SheepOpError):

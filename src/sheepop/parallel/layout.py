@@ -210,7 +210,7 @@ def _mesh(device: str, sizes: Mapping[str, int]) -> DeviceMesh:
 
 
 def part_of(whole: range, number: int, count: int) -> range:
-    """Returns part `number` of `count`: the parts are equal, but the last ones may be shorter, as by ``torch.chunk``."""
+    """Returns part `number` of `count`, as ``torch.chunk`` cuts them: equal ones, of which the last may be shorter."""
     each = -(-len(whole) // count)
     return whole[number * each : (number + 1) * each]
 
@@ -237,10 +237,11 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
                 f"Matrices cannot be split over {count} ranks, because {count} does not divide model.{name} = {size}. "
                 "Use a divisor."
             )
-    if not part_of(range(config.vocabulary), count - 1, count):
+    size = config.vocab_size  # None before the tokenizer is known
+    if size is not None and not part_of(range(size), count - 1, count):
         raise ConfigError(
-            f"A vocabulary of {config.vocabulary} tokens cannot be split over {count} ranks, because with "
-            f"{-(-config.vocabulary // count)} each the last ones would have none. Use fewer ranks."
+            f"A vocabulary of {size} tokens cannot be split over {count} ranks: with {-(-size // count)} each the last "
+            "ones would have none. Use fewer ranks."
         )
     refused = {
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
