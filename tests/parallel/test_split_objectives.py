@@ -143,6 +143,8 @@ def _compare_writing(ranks: Ranks) -> None:
         for matrix in (parts.embedding.weight, parts.lm_head.weight):
             assert matrix.shape == ((34, 34, 33)[ranks.rank], 24)
             assert isinstance(matrix, StoredWeight) == (stored is not None)
+            for memory in matrix.memory if isinstance(matrix, StoredWeight) else [matrix]:
+                assert memory.untyped_storage().nbytes() == memory.nbytes
         assert (parts.embedding.weight is parts.lm_head.weight) == tied
         with torch.inference_mode():
             torch.testing.assert_close(parts(_IDS), whole(_IDS), rtol=1e-5, atol=1e-5)

@@ -209,12 +209,6 @@ def _mesh(device: str, sizes: Mapping[str, int]) -> DeviceMesh:
     return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def part_of(whole: range, number: int, count: int) -> range:
-    """Returns part `number` of `count`, as ``torch.chunk`` cuts them: equal ones, of which the last may be shorter."""
-    each = -(-len(whole) // count)
-    return whole[number * each : (number + 1) * each]
-
-
 def check_network(config: ModelConfig, parallel: ParallelConfig) -> None:
     """Raises `ConfigError` for a network that ranks cannot share as `parallel` says."""
     check_split(config, parallel.tensor)
@@ -237,11 +231,11 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
                 f"Matrices cannot be split over {count} ranks, because {count} does not divide model.{name} = {size}. "
                 "Use a divisor."
             )
-    size = config.vocab_size  # None before the tokenizer is known
-    if size is not None and not part_of(range(size), count - 1, count):
+    vocabulary = config.vocab_size  # None before the tokenizer is known
+    if vocabulary is not None and vocabulary <= (count - 1) * (each := -(-vocabulary // count)):
         raise ConfigError(
-            f"A vocabulary of {size} tokens cannot be split over {count} ranks: with {-(-size // count)} each the last "
-            "ones would have none. Use fewer ranks."
+            f"A vocabulary of {vocabulary} tokens cannot be split over {count} ranks: with {each} each the last ones "
+            "would have none. Use fewer ranks."
         )
     refused = {
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,7 +18,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 
 from sheepop.adapt.stored_weight import StoredWeight
-from sheepop.parallel.layout import part_of
+
+
+def part_of(whole: range, number: int, count: int) -> range:
+    """Returns part `number` of `count`, as ``torch.chunk`` cuts them: equal ones, of which the last may be shorter."""
+    each = -(-len(whole) // count)
+    return whole[number * each : (number + 1) * each]
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,13 @@ class SharingRanks:
         if isinstance(parameter, StoredWeight):
             return parameter.part(self.rank, self.size, dimension)
         whole = parameter.detach().contiguous()
-        part = whole.chunk(self.size, dimension)[self.rank].contiguous()
-        if self.mesh is None:
-            return part
+        part = whole.chunk(self.size, dimension)[self.rank]
+        if self.mesh is None:  # a view would keep the memory of the whole
+            return part.clone(memory_format=torch.contiguous_format)
         # Without the shape of the whole, DTensor would take all parts to have the size of this one.
         shape, stride = whole.shape, whole.stride()
-        return DTensor.from_local(part, self.mesh, [Shard(dimension)], run_check=False, shape=shape, stride=stride)
+        placed = [Shard(dimension)]
+        return DTensor.from_local(part.contiguous(), self.mesh, placed, run_check=False, shape=shape, stride=stride)
 
     def columns(self, num_tokens: int) -> slice:
         """Returns which of a row's tokens are this rank's; raises `ValueError` if the ranks cannot have equal parts."""

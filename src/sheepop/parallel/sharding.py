@@ -24,7 +24,8 @@ from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
-from sheepop.parallel.layout import EXPERT_PIECE, EXPERT_REPLICA, PIECE, REPLICA, part_of
+from sheepop.parallel.layout import EXPERT_PIECE, EXPERT_REPLICA, PIECE, REPLICA
+from sheepop.parallel.parts import part_of
 
 # Torch warns that it gathers over one mesh dimension after the other, which is intended and changes no bit.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

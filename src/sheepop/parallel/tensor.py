@@ -3,8 +3,8 @@
 The first matrices of a sublayer are split by rows, so that each rank has heads or features of its own; its last matrix
 is split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM", section 3). Between
 sublayers each rank has some of the tokens, which are gathered before a sublayer and scattered after it (Korthikanti et
-al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. Each rank
-has some rows of embedding and output head, the last one perhaps fewer. In generation all ranks have all tokens.
+al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. Each rank has some rows of
+embedding and output head, the last one perhaps fewer than the others. In generation all ranks have all tokens.
 """
 
 from __future__ import annotations

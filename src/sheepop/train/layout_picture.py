@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sheepop.model import ModelConfig
-from sheepop.parallel.layout import Layout, part_of
+from sheepop.parallel.layout import Layout
+from sheepop.parallel.parts import part_of
 from sheepop.parallel.pipeline import layers_of
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
