@@ -164,8 +164,8 @@ class StoredWeight(Tensor):
         unit = max(GROUP if self.stored == "int4" else 1, self.group or 1)
         if dimension == self.ndim - 1 and self.row_length % (count * unit):
             raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
-        numbers, *factors = (
-            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].contiguous()
+        numbers, *factors = (  # copies, because views would keep the memory of the whole
+            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].clone()
             for part in self.parts
         )
         assert numbers is not None
