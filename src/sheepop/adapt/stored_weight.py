@@ -157,15 +157,15 @@ class StoredWeight(Tensor):
         return [part for part in self._parts if part is not None]
 
     def part(self, number: int, count: int, dimension: int) -> StoredWeight:
-        """Returns one of `count` equal parts along a dimension, as exact as the whole.
+        """Returns one of `count` parts along a dimension, cut as by ``torch.chunk`` and as exact as the whole.
 
         Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
         """
         unit = max(GROUP if self.stored == "int4" else 1, self.group or 1)
         if dimension == self.ndim - 1 and self.row_length % (count * unit):
             raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
-        numbers, *factors = (
-            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].contiguous()
+        numbers, *factors = (  # copies, because views would keep the memory of the whole
+            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].clone()
             for part in self.parts
         )
         assert numbers is not None

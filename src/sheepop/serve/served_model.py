@@ -250,7 +250,6 @@ def prompt_likelihoods(model: Transformer, token_ids: Sequence[int], top: int) -
     logprobs: list[float] = []
     likeliest: list[Likeliest] = []
     for states_TD, labels in zip(torch.split(hidden_TD, _ROWS), torch.split(following, _ROWS), strict=True):
-        # Of a split model, this process alone reads them, with the whole head.
         found = model.logits(model.lm_head(states_TD[None]))[0].float().log_softmax(dim=-1)
         logprobs += found.gather(1, labels[:, None])[:, 0].tolist()
         best = found.topk(min(top, found.shape[1]), dim=-1)
