@@ -72,7 +72,9 @@ class LanguageModel:
 
         `on_text` is called with each new piece of text. For a list of prompts, see `generate_batch`. Raises
         `ConfigError` for a setting out of range, `UsageError` for an unknown setting and for a prompt that is empty or
-        too long.
+        too long. If the network's logits are not finite for some of several prompts, the other texts are written to
+        their end; then `sheepop.generate.NotFiniteError` is raised, whose `completions` has them, with None for each
+        text that is lost.
         """
         if not isinstance(prompt, str):
             return self.generate_batch(prompt, on_text=on_text, **settings)

@@ -466,6 +466,22 @@ def test_a_full_disk_is_told_before_the_transfer(hub: LoopbackHub, toy: Path, mo
     assert "SHEEPOP_MODELS" in message and content_paths(hub) == []
 
 
+@pytest.mark.parametrize("place", ["/proc/cache", "/dev/null"])
+def test_a_cache_that_cannot_be_written_is_told(
+    hub: LoopbackHub, toy: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    """By its directory and the variable that names another, before anything is fetched."""
+    monkeypatch.delenv("SHEEPOP_MODELS")
+    monkeypatch.setenv("XDG_CACHE_HOME", place)
+    hub.repository(NAME, files_of(toy))
+    Path("toy.gguf").write_bytes(gguf)
+    for name in ("toy.gguf", str(toy), NAME):
+        message = refused(name, StorageError)
+        assert message.startswith(f"Cannot write {place}/sheepop/models: "), message
+        assert message.endswith("It is the cache of models; SHEEPOP_MODELS can name another directory for it.")
+    assert content_paths(hub) == []
+
+
 @pytest.mark.parametrize("name", ["hf:../etc", "hf:a", "hf:a/../b", "hf:a/b/c.bin", "hf:a/b/../c.gguf", "hf:a--b/c"])
 def test_what_is_no_name_is_refused(hub: LoopbackHub, name: str):
     refused(name, UsageError)

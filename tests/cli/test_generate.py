@@ -14,6 +14,9 @@ import pytest
 import torch
 
 import sheepop
+from sheepop.checkpoint import save_model
+from sheepop.model import ModelConfig, build_model
+from sheepop.tokenizer import CharTokenizer
 
 Run = Callable[..., Any]
 
@@ -33,6 +36,28 @@ def test_several_texts_stand_below_their_numbers(run: Run, trained: Path) -> Non
     shown = run("generate", trained, "Sheep", "-n", "2", "--max-new-tokens", "3", "--seed", "5", "-q").out
     texts = sheepop.load(trained, device="cpu").generate_batch(["Sheep"], num_completions=2, max_new_tokens=3, seed=5)
     assert shown == "".join(f"--- {number} ---\n{text.text}\n" for number, text in enumerate(texts, start=1))
+
+
+def test_texts_beside_one_that_is_lost_are_printed_before_the_error(run: Run, tmp_path: Path) -> None:
+    """By a network that cannot read an @."""
+    sizes = {"d_model": 16, "num_layers": 1, "num_heads": 2, "max_seq_len": 32, "tie_weights": False}
+    tokenizer = CharTokenizer()
+    model = build_model(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes), 0)
+    with torch.no_grad():
+        model.embedding.weight[tokenizer.encode("@")] = math.nan
+    save_model(tmp_path / "model", model, tokenizer, {})
+    settings = ("--max-new-tokens", "4", "--greedy", "--seed", "5", "-q", "--device", "cpu")
+    lm = sheepop.load(tmp_path / "model", device="cpu")
+    first, last = lm.generate(["a", "x"], max_new_tokens=4, greedy=True, seed=5)
+    given = ("generate", tmp_path / "model", "-p", "a", "-p", "b@d", "-p", "x", *settings)
+    shown, as_json = run(*given), run(*given, "--json")
+    assert shown.out == f"--- 1 ---\n{first.text}\n--- 3 ---\n{last.text}\n"
+    assert json.loads(as_json.out) == [json.loads(json.dumps(each and asdict(each))) for each in (first, None, last)]
+    for lost in (shown, as_json, run("generate", tmp_path / "model", "b@d", *settings, "--json")):
+        assert (lost.code, lost.err.count("\n")) == (3, 1)
+    assert shown.err == as_json.err
+    assert shown.err.startswith("Error: Prompt 2 (position 3 of prompt and text): the network's logits are not finite")
+    assert (lost.out, lost.err[:23]) == ("", "Error: The prompt (posi")
 
 
 @pytest.mark.parametrize(

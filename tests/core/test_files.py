@@ -204,6 +204,12 @@ def test_an_error_about_an_input_is_not_taken_for_one_about_the_target(tmp_path:
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "model"))
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no file system that takes no directories")
+def test_a_place_where_no_directory_can_be_is_refused():
+    with pytest.raises(StorageError, match=r"^Cannot write /proc/a/b: no directory can be there\."):
+        require_writable("/proc/a/b")
+
+
 def test_a_full_disk_reported_as_text_by_a_library_is_recognised(tmp_path: Path):
     with (
         pytest.raises(StorageError, match=r"Cannot write .*model: the disk is full"),

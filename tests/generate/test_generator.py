@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from sheepop.core.errors import CheckpointError, TokenizerError, UsageError
-from sheepop.generate import Completion, GenerationConfig, Generator
+from sheepop.generate import Completion, GenerationConfig, Generator, NotFiniteError
 from sheepop.model import Transformer
 from sheepop.model.probe import watch
+from sheepop.parallel.ranks import Ranks
 from sheepop.tokenizer import CharTokenizer, Tokenizer, TokenizerConfig, tokenizer_from_json, train_tokenizer
 
 from .recomputing import GENERATORS, RecomputingGenerator
@@ -378,10 +381,61 @@ def test_damaged_weights_are_named_with_the_position(toy_model: Build, character
     model = toy_model(position_encoding="learned")
     with torch.no_grad():
         model.added_positions.table[10] = math.nan
-    generator = Generator(model, characters)
+    generator, words = (
+        Generator(model, characters),
+        r"^The prompt \(position 11 of prompt and text\): .*earlier checkpoint",
+    )
     for config in (GREEDY, SAMPLED):
-        with pytest.raises(CheckpointError, match=r"position 11 of prompt 1 .*earlier checkpoint"):
-            generator.generate(["abc", "12345678"], config)
+        with pytest.raises(CheckpointError, match=words):
+            generator.generate(["12345678"], config)
+        with pytest.raises(CheckpointError, match=words):
+            list(generator.stream("12345678", config))
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 2, 16])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0}, {"num_completions": 2, "seed": 3}, {"num_beams": 2, "temperature": 0}]
+)
+def test_texts_beside_those_whose_logits_are_not_finite_are_written_to_their_end(
+    toy_model: Build, characters: CharTokenizer, settings: dict[str, Any], max_batch_size: int
+) -> None:
+    model, (bad,) = toy_model(), characters.encode("@")
+    without = {} if "num_beams" in settings else {"logit_bias": {bad: -1000}}  # which beams refuse
+    config = GenerationConfig(max_new_tokens=12, **settings, **without)
+    prompts, count = ["a good one", "b@d", "x", "another b@d one", "the last"], config.num_completions
+    expected = Generator(model, characters).generate(prompts, config)
+    with torch.no_grad():
+        model.embedding.weight[bad] = math.nan
+    generator, shown = Generator(model, characters, max_batch_size=max_batch_size), defaultdict[int, str](str)
+    for _ in range(2):  # the engine is clean afterwards
+        shown.clear()
+        with pytest.raises(
+            NotFiniteError, match=r"^Prompt 2 \(position 3 of .*\), Prompt 4 \(position 15 of .*\): .* not finite"
+        ) as failure:
+            generator.generate(prompts, config, on_text=lambda index, text: shown.update({index: shown[index] + text}))
+        kept = [None if number // count in (1, 3) else each.token_ids for number, each in enumerate(expected)]
+        assert [each and each.token_ids for each in failure.value.completions] == kept
+        if count == 1:
+            assert [shown[number] for number in (0, 2, 4)] == texts(expected[::2])
+
+
+def test_a_failure_on_one_rank_is_the_error_of_all(toy_model: Build, characters: CharTokenizer) -> None:
+    model, (bad,), store = toy_model(), characters.encode("@"), HashStore()
+    config = GREEDY.replace(logit_bias={bad: -1000})
+    with torch.no_grad():
+        model.embedding.weight[bad] = math.nan
+    good = Generator(model, characters).generate(["a", "x"], config)
+
+    def write(rank: int) -> tuple[str, list[Completion | None]]:
+        with pytest.raises(NotFiniteError) as failure:
+            Generator(model, characters, ranks=Ranks(rank, 2, store=store)).generate(["a", "x", "b@d"], config)
+        return str(failure.value), failure.value.completions
+
+    with ThreadPoolExecutor(2) as ranks:
+        one, other = ranks.map(write, range(2))
+    assert one == other
+    assert one[0].startswith("Prompt 3 (position 3")
+    assert [each and each.text for each in one[1]] == [*texts(good), None]
 
 
 def test_the_caller_can_stop_it(chain_model: Build, characters: CharTokenizer) -> None:

@@ -54,7 +54,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         }
     },
 }
-WITHOUT_BLOCKS = ("experts", "convolutions", "a delta rule")
+WITHOUT_BLOCKS = ("convolutions", "a delta rule")
 PROMPTS = [list(range(20, 41)), [7, 9, 4], list(range(90, 101)), [5]]
 GREEDY = GenerationConfig(temperature=0, max_new_tokens=12, min_new_tokens=12)
 Build = Callable[..., Transformer]
@@ -163,7 +163,7 @@ def test_a_number_that_is_not_finite_ends_its_request_alone(toy_model: Build, ch
     with torch.inference_mode():
         engine = generator.serving_engine(max_sequences=8, max_waiting=8)
         requests = [
-            generator.request(prompt, GREEDY, index=index)
+            generator.request(prompt, GREEDY, index=index, name=f"Prompt {index + 1}")
             for index, prompt in enumerate([*PROMPTS[:2], [5, unused], *PROMPTS[2:]])
         ]
         for request in requests:
@@ -173,7 +173,7 @@ def test_a_number_that_is_not_finite_ends_its_request_alone(toy_model: Build, ch
             updates += engine.step()
     failed = [update for update in updates if update.error is not None]
     assert [update.request.index for update in failed] == [2]
-    assert "position 2 of prompt 2" in str(failed[0].error)
+    assert str(failed[0].error).startswith("Prompt 3 (position 2 of prompt and text): ")
     assert [request.completions()[0].token_ids for request in requests if request.index != 2] == expected
 
 

@@ -34,6 +34,37 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "alibi, window": {"position_encoding": "alibi", "sliding_window": 5, "bias": False},
     "sinks, cap, scale": {"attention_sinks": True, "attention_soft_cap": 4.0, "attention_scale": 0.4},
     "wide values": {"value_head_dim": 12, "norm": "rmsnorm"},
+    "experts": {"experts": {"count": 5, "per_token": 2}, "activation": "swiglu"},
+    "one expert, not gated": {"experts": {"count": 3, "per_token": 1, "normalize": False}, "activation": "gelu"},
+    "groups of experts": {
+        "activation": "swiglu",
+        "experts": {
+            "count": 6,
+            "groups": 3,
+            "groups_per_token": 2,
+            "group_top": 2,
+            "scores": "sigmoid",
+            "scale": 1.5,
+            "router_bias": True,
+            "router_scale": 0.5,
+            "expert_scales": True,
+            "d_ff": 48,
+        },
+    },
+    "shared experts": {
+        "activation": "swiglu_clamped",
+        "norm": "rmsnorm",
+        "parallel_residual": True,
+        "experts": {"count": 4, "per_token": 3, "shared": 2, "shared_gate": True, "d_ff": 32, "layers": [1]},
+    },
+    "norms of experts": {
+        "norm_position": "sandwich",
+        "norm": "rmsnorm",
+        "activation": "geglu_tanh",
+        "bias": False,
+        "experts": {"count": 4, "per_token": 3, "own_norms": True, "shared": 1},
+    },
+    "norms of experts alone": {"parallel_residual": True, "experts": {"count": 4, "own_norms": True}},
 }
 CACHES: dict[CacheDtype, float] = {"auto": 2e-4, "int8": 2e-2, "fp8": 2e-2}
 TEXTS = [list(range(3, 21)), list(range(40, 49)), list(range(7, 20))]
@@ -90,7 +121,7 @@ def test_a_block_in_one_call_is_the_block(
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-@pytest.mark.parametrize("name", ["parallel branches", "alibi, window", "norm behind the sum"])
+@pytest.mark.parametrize("name", ["parallel branches", "alibi, window", "norm behind the sum", "experts"])
 def test_all_blocks_in_one_call_are_the_blocks_one_by_one(
     toy_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch, name: str, num_layers: int
 ) -> None:
@@ -120,7 +151,7 @@ def test_a_block_of_16_bits_is_the_exact_network_of_these_numbers(
 
 
 def test_what_the_kernel_does_not_know_runs_as_it_is(toy_model: Callable[..., Transformer]) -> None:
-    for settings in ({"experts": {"count": 4, "per_token": 2}}, {"short_convolution": 3}, {"d_ff": 72}):
+    for settings in ({"attention_output_gate": True}, {"short_convolution": 3}, {"d_ff": 72}):
         model = with_native_blocks(with_native_products(toy_model(**settings), always=True))
         assert {type(block) for block in model.layers} == {Block}
 

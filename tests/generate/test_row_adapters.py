@@ -110,7 +110,7 @@ def test_only_requests_of_one_adapter_share_what_is_cached(toy_model: Build) -> 
 
 
 @pytest.mark.skipif(not has_kernels(), reason="there is no C++ compiler for the kernels")
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float32 with shared experts"])
 def test_adapted_rows_stay_on_native_blocks(toy_model: Build, monkeypatch: pytest.MonkeyPatch, stored: str) -> None:
     """Log-probabilities of adapted texts in native blocks are those of a merged network in float64."""
     monkeypatch.setenv("SHEEPOP_NATIVE", "1")
@@ -122,7 +122,8 @@ def test_adapted_rows_stay_on_native_blocks(toy_model: Build, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(NativeBlock, "_changes_of", counting)
-    plain_model = toy_model(norm="rmsnorm", position_encoding="rope")
+    experts = {"count": 4, "shared": 1} if stored == "float32 with shared experts" else None
+    plain_model = toy_model(norm="rmsnorm", position_encoding="rope", experts=experts)
     if stored == "bfloat16":
         plain_model = plain_model.to(torch.bfloat16)
     model = quantize(plain_model, "int8") if stored == "int8" else plain_model

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from sheepop.adapt.quantization import quantize
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.checkpoint import load_model
 from sheepop.checkpoint.model_directory import save_model
 from sheepop.core.errors import ConfigError, RanksError, UsageError
@@ -37,6 +39,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "sliding_layers": [0],
         "tie_weights": True,
+        "head_bias": True,
+        "vocab_size": 131,
     },
     "latents": {
         "position_encoding": "rope",
@@ -101,6 +105,23 @@ def test_two_processes_write_what_one_writes(
     assert [each.token_ids for each in generators[1].generate(PROMPTS, config)] == [each.token_ids for each in expected]
     with pytest.raises(UsageError, match="batch_invariant does not work with a model that is split"):
         generators[1].generate(PROMPTS, GenerationConfig(batch_invariant=True))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_processes_write_from_integers_what_one_writes(
+    tied: bool, followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path
+) -> None:
+    model = toy_model(vocab_size=131, tie_weights=tied, head_bias=True)
+    save_model(tmp_path / "model", quantize(model, "int8"), characters, {})
+    alone, split = load_model(tmp_path / "model", "cpu", None), followers.load(tmp_path / "model", None)
+    assert isinstance(split.model.lm_head.weight, StoredWeight)
+    assert split.model.lm_head.weight.shape == (66, 32)
+    config = GenerationConfig(max_new_tokens=24, temperature=0.0)
+    found, expected = (
+        [completion.token_ids for completion in Generator(each.model, characters).generate(PROMPTS, config)]
+        for each in (split, alone)
+    )
+    assert found == expected
 
 
 def test_two_processes_find_the_likelihoods_that_one_finds(

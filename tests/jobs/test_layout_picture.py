@@ -59,6 +59,13 @@ def test_eight_ranks_of_a_pipeline_with_tensor_and_data_ranks() -> None:
     ]
 
 
+def test_the_last_tensor_rank_has_the_rest_of_a_vocabulary() -> None:
+    found = step(2, tensor=2)
+    found = replace(found, model=NETWORK.replace(vocab_size=101))
+    parts = [line for rank in range(2) for line in found.of_rank(rank).lines if line.startswith("vocabulary")]
+    assert parts == ["vocabulary 1–51", "vocabulary 52–101"]
+
+
 def test_two_stages_a_rank_there_and_back() -> None:
     found = step(4, pipeline=4, schedule="zero_bubble")
     assert [found.of_rank(rank).lines[0] for rank in range(4)] == [

@@ -37,7 +37,7 @@ from .conftest import Together
 from .strategies import STRATEGIES, Strategy
 
 _NETWORK = ModelConfig(
-    vocab_size=68, d_model=32, num_layers=4, num_heads=4, max_seq_len=16, dropout=0.0, position_encoding="rope",
+    vocab_size=67, d_model=32, num_layers=4, num_heads=4, max_seq_len=16, dropout=0.0, position_encoding="rope",
     norm="rmsnorm", activation="swiglu", bias=False, qk_norm="head", short_convolution=3, ngrams={"rows": 64},
 )  # fmt: skip
 

@@ -207,13 +207,16 @@ def test_replicas_of_sharded_copies_learn_the_same(together: Together, in_first:
 
 def test_tensor_ranks_learn_the_same_beside_data_ranks(together: Together, in_first: int) -> None:
     layouts: list[Any] = [
-        ({"tensor": 2}, "adafactor"),  # which do not divide the vocabulary
+        ({"tensor": 2}, "adafactor"),  # the second has a row of the vocabulary less
         ({"tensor": 2}, "adamw", _RICH.replace(vocab_size=68)),
         ({"tensor": 2, "zero": 0}, "adamw", _SPLIT),
     ]
     together.call(2, _compare, layouts, _RICH, in_first)
-    pieces_of_parts: list[Any] = [({"tensor": 2, "zero": 3}, "muon"), ({"tensor": 2, "zero": 3}, "adafactor")]
-    together.call(4, _compare, pieces_of_parts, _NETWORK.replace(vocab_size=68), in_first)
+    pieces_of_parts: list[Any] = [
+        ({"tensor": 2, "zero": 3}, "muon", _NETWORK.replace(vocab_size=68)),
+        ({"tensor": 2, "zero": 3}, "adafactor"),
+    ]
+    together.call(4, _compare, pieces_of_parts, _NETWORK, in_first)
 
 
 def test_context_ranks_learn_the_same_from_parts_of_rows(together: Together, in_first: int) -> None:
@@ -246,6 +249,8 @@ def test_layers_that_ranks_cannot_split_are_refused() -> None:
             check_split(network, 2)
     with pytest.raises(ConfigError, match=r"not for one with model\.experts\.shared_gate"):
         check_split(_NETWORK.replace(experts=shared), 2)
+    with pytest.raises(ConfigError, match="vocabulary of 9 tokens cannot be split over 4 ranks: with 3 each the last"):
+        check_split(_NETWORK.replace(vocab_size=9), 4)
     check_context(_HYBRID, ParallelConfig(context=2))
     with pytest.raises(ConfigError, match="needs the state of all tokens before a rank's own"):
         check_context(_HYBRID.replace(gated_delta_net=_DELTA), ParallelConfig(context=2))

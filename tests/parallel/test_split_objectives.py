@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -11,11 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from sheepop.adapt.lora import add_lora
 from sheepop.adapt.lora_config import LoraConfig
+from sheepop.adapt.quantization import quantize
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL, add_scalar_head, scalar_head
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.model import IGNORE_INDEX, ModelConfig, Transformer, build_model
 from sheepop.parallel.parts import SharingRanks
 from sheepop.parallel.ranks import Ranks
-from sheepop.parallel.tensor import split
+from sheepop.parallel.tensor import split, split_to_write
 
 from .conftest import Together
 
@@ -23,12 +26,13 @@ _NETWORK = ModelConfig(
     vocab_size=68, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2, d_ff=24, max_seq_len=8, dropout=0.0,
     bias=True, activation="swiglu", logit_soft_cap=3.0, tie_weights=False,
 )  # fmt: skip
-_UNDIVIDED = _NETWORK.replace(vocab_size=67)
+_UNEVEN = _NETWORK.replace(vocab_size=67, head_bias=True)
+_THIRDS = _UNEVEN.replace(vocab_size=101, d_model=24, num_heads=6, num_kv_heads=3)
 _GENERATOR = torch.Generator().manual_seed(5)
-_IDS = torch.randint(0, 67, (3, 8), generator=_GENERATOR)
-_LABELS = torch.randint(0, 67, (3, 8), generator=_GENERATOR)
+_IDS = torch.randint(0, 67, (3, 6), generator=_GENERATOR)
+_LABELS = torch.randint(0, 67, (3, 6), generator=_GENERATOR)
 _LABELS[0, :3] = _LABELS[1] = IGNORE_INDEX
-_WEIGHTS = torch.randn(3, 8, generator=_GENERATOR, dtype=torch.float64)
+_WEIGHTS = torch.randn(3, 6, generator=_GENERATOR, dtype=torch.float64)
 
 
 def _log_probabilities(model: Transformer) -> Tensor:
@@ -84,16 +88,22 @@ def _with_lora(**settings: object) -> Callable[[Transformer], object]:
 _EVERY_LAYER = ["*_proj"]
 _CASES: dict[str, tuple[ModelConfig, Callable[[Transformer], object], Callable[[Transformer], Tensor]]] = {
     "log-probabilities": (_NETWORK, lambda model: None, _log_probabilities),
-    "tied log-probabilities": (_NETWORK.replace(tie_weights=True), lambda model: None, _log_probabilities),
-    "log-probabilities of a whole vocabulary": (_UNDIVIDED, lambda model: None, _log_probabilities),
+    "tied log-probabilities": (_UNEVEN.replace(tie_weights=True), lambda model: None, _log_probabilities),
+    "log-probabilities of uneven parts": (_UNEVEN, lambda model: None, _log_probabilities),
     "logits": (_NETWORK, lambda model: None, _logits),
     "rewards": (_NETWORK, _with_head(REWARD_HEAD), _rewards),
-    "rewards beside a whole vocabulary": (_UNDIVIDED, _with_head(REWARD_HEAD), _rewards),
+    "rewards beside uneven parts": (_UNEVEN, _with_head(REWARD_HEAD), _rewards),
     "policy and values": (_NETWORK, _with_head(VALUE_HEAD), _policy_and_values),
     "values apart": (_NETWORK, _with_values, _values_apart),
     "lora": (_NETWORK, _with_lora(targets=[*_EVERY_LAYER, "embedding"]), _log_probabilities),
-    "lora beside a whole vocabulary": (_UNDIVIDED, _with_lora(targets=[*_EVERY_LAYER, "embedding"]), _logits),
+    "lora in uneven parts": (_UNEVEN, _with_lora(targets=[*_EVERY_LAYER, "embedding", "lm_head"]), _logits),
     "dora": (_NETWORK, _with_lora(targets=_EVERY_LAYER, dora=True), _log_probabilities),
+}
+
+
+_OF_THREE = {
+    "logits": (_THIRDS, lambda model: None, _logits),
+    "tied log-probabilities": (_THIRDS.replace(tie_weights=True), lambda model: None, _log_probabilities),
 }
 
 
@@ -102,7 +112,7 @@ def _compare() -> None:
     with Ranks.joined() as ranks:
         ranks.connect("cpu")
         mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("tensor",))
-        for case, (config, change, objective) in _CASES.items():
+        for case, (config, change, objective) in (_CASES if ranks.size == 2 else _OF_THREE).items():
             whole, parts = _network(config, change), _network(config, change)
             split(parts, SharingRanks.of(mesh))
             expected, found = objective(whole), objective(parts)
@@ -118,7 +128,31 @@ def _compare() -> None:
                 if gradient is not None:
                     torch.testing.assert_close(gradient, parameter.grad, rtol=1e-9, atol=1e-9, msg=f"{case}: {name}")
             assert not gradients, case
+        if ranks.size == 3:
+            _compare_writing(ranks)
+
+
+def _compare_writing(ranks: Ranks) -> None:
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    for tied, stored in product((False, True), (None, "int8")):
+        model = _network(_THIRDS.replace(tie_weights=tied)).float()
+        whole = model if stored is None else quantize(model, "int8")
+        parts = whole.sharing_copy()
+        split_to_write(parts, SharingRanks(group, ranks.rank, ranks.size))
+        for matrix in (parts.embedding.weight, parts.lm_head.weight):
+            assert matrix.shape == ((34, 34, 33)[ranks.rank], 24)
+            assert isinstance(matrix, StoredWeight) == (stored is not None)
+            for memory in matrix.memory if isinstance(matrix, StoredWeight) else [matrix]:
+                assert memory.untyped_storage().nbytes() == memory.nbytes
+        assert (parts.embedding.weight is parts.lm_head.weight) == tied
+        with torch.inference_mode():
+            torch.testing.assert_close(parts(_IDS), whole(_IDS), rtol=1e-5, atol=1e-5)
 
 
 def test_objectives_on_a_split_network_have_the_values_and_gradients_of_the_whole_one(together: Together) -> None:
     together.call(2, _compare)
+
+
+def test_three_ranks_have_unequal_parts_of_a_vocabulary_to_learn_and_to_write(together: Together) -> None:
+    together.call(3, _compare)

@@ -42,7 +42,7 @@ from sheepop.train.step import StepRunner
 from .conftest import Together
 
 _NETWORK = ModelConfig(
-    vocab_size=68, d_model=16, num_layers=4, num_heads=4, d_ff=24, max_seq_len=12, dropout=0.0,
+    vocab_size=67, d_model=16, num_layers=4, num_heads=4, d_ff=24, max_seq_len=12, dropout=0.0,
     position_encoding="rope", activation="swiglu", tie_weights=False,
 )  # fmt: skip
 _LENGTHS = ((5, 7), (3, 6), (11, 2), (4, 4))  # of the rows of each micro-batch

@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.stored_weight import Format, StoredWeight, has_kernels
+from sheepop.adapt.stored_weight import ALIGNED, Format, StoredWeight, has_kernels
+from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
 from sheepop.core.huge_pages import move_to_huge_pages
-from sheepop.core.native import native_kernels_allowed, say_once
+from sheepop.core.native import name_of, native_kernels_allowed, native_library, say_once
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router
 from sheepop.model.ngrams import NgramEmbedding
@@ -53,7 +54,7 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     widens = is_half and model.config.latent_attention is None
     widens = widens and all(weight.kernel is not None for weight in made.values())
     if is_half and not widens and has_kernels():
-        lacking = "rows whose length is no multiple of 16" if model.config.latent_attention is None else "latents"
+        lacking = next(filter(None, map(missing_kernel, made.values())), "latents")
         say_once(
             f"This model computes in 16 bits in PyTorch, which is slower, because SheepOp's kernels lack {lacking}."
         )
@@ -71,6 +72,20 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     if widens:
         copy.cache_dtype = model.dtype
     return copy
+
+
+def missing_kernel(weight: Tensor) -> str | None:
+    """What native kernels lack for products with `weight`; None if there is one."""
+    if not isinstance(weight, StoredWeight):
+        return f"weights in {name_of(weight.dtype)}"
+    if weight.kernel is not None:
+        return None
+    if weight.row_length % ALIGNED:
+        return f"rows whose length is no multiple of {ALIGNED}"
+    are_integers = weight.stored in ("int8", "int4")
+    if not has_kernels() or (are_integers and native_library(SOURCE_OF_INTEGERS) is None):
+        return f"products with weights in {weight.stored} on this machine"
+    return f"weights in {weight.stored}" + ("" if weight.group is None else f" in groups of {weight.group}")
 
 
 def formats_with_rounding() -> list[str]:

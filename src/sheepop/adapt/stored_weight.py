@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 _SOURCE, _ROUNDED_INTEGERS = KERNELS / "linear.cpp", KERNELS / "rounded_integers.cpp"
 _MOST_ROWS = 128  # if more rows have a kernel of their own, whose sums have another order
 _PIECE = 2**20  # weights that are dequantised at a time for a product
-_ALIGNED, _MOST_ROWS_ON_GPU = 16, 64  # numbers of a row that native kernels process at a time; rows of x for Triton
+ALIGNED, _MOST_ROWS_ON_GPU = 16, 64  # numbers of a row that native kernels process at a time; rows of x for Triton
 
 
 class Linear(ctypes.Structure):
@@ -86,7 +86,7 @@ class StoredWeight(Tensor):
         """Wraps `values`, the stored rows, as a tensor of the full shape; may arrange all parts anew `in_place`."""
         length = values.shape[-1] * (2 if stored == "int4" else 1)
         parts: Parts = values, scales, offsets
-        in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % _ALIGNED == 0
+        in_tiles = values.device.type == "cpu" and stored in ("int8", "int4") and length % ALIGNED == 0
         if in_tiles:
             if scales is not None and scales.ndim == values.ndim:
                 scales, offsets = (part if part is None else tiles_of(part, in_place=in_place) for part in parts[1:])
@@ -157,15 +157,15 @@ class StoredWeight(Tensor):
         return [part for part in self._parts if part is not None]
 
     def part(self, number: int, count: int, dimension: int) -> StoredWeight:
-        """Returns one of `count` equal parts along a dimension, as exact as the whole.
+        """Returns one of `count` parts along a dimension, cut as by ``torch.chunk`` and as exact as the whole.
 
         Raises `ValueError` for columns that divide a group with one scale, or the bytes of int4.
         """
         unit = max(GROUP if self.stored == "int4" else 1, self.group or 1)
         if dimension == self.ndim - 1 and self.row_length % (count * unit):
             raise ValueError(f"rows of {self.row_length} numbers in {self.stored} have no {count} equal parts")
-        numbers, *factors = (
-            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].contiguous()
+        numbers, *factors = (  # copies, because views would keep the memory of the whole
+            part if part is None or part.ndim <= dimension else part.chunk(count, dimension)[number].clone()
             for part in self.parts
         )
         assert numbers is not None
@@ -255,7 +255,7 @@ class StoredWeight(Tensor):
         """Returns ``rows W[e]^T`` (M, N) for the rows of each expert e, which end at `ends_E[e]`."""
         ends = ends_E.tolist()
         parts = [
-            self._of_expert(expert).product(rows_MK[begin:end])
+            self.of_expert(expert).product(rows_MK[begin:end])
             for expert, (begin, end) in enumerate(pairwise((0, *ends)))
             if end > begin
         ]
@@ -269,7 +269,7 @@ class StoredWeight(Tensor):
     @cached_property
     def kernel(self) -> tuple[int | None, int] | None:
         """The native functions `round`, or None, and `multiply` for the stored format (see ``native.h``), or None."""
-        if self.row_length % _ALIGNED or self.stored == "fp8":
+        if self.row_length % ALIGNED or self.stored == "fp8":
             return None
         return self._rounding_kernel or _kernel(self._form)
 
@@ -280,7 +280,7 @@ class StoredWeight(Tensor):
 
     @property
     def _rounding_kernel(self) -> tuple[int | None, int] | None:
-        unit = 2 * _ALIGNED if self.stored == "bfloat16" else _ALIGNED  # a lane adds two products of bfloat16
+        unit = 2 * ALIGNED if self.stored == "bfloat16" else ALIGNED  # a lane adds two products of bfloat16
         fits = self.wants_rounding and self.row_length % unit == 0
         return _kernel(f"{self._form}_rounded") if fits else None
 
@@ -341,10 +341,10 @@ class StoredWeight(Tensor):
         made.always_native, made.wants_rounding = self.always_native, self.wants_rounding
         return made
 
-    def _of_expert(self, expert: int) -> StoredWeight:
-        numbers, scales, offsets = (part if part is None else part[expert] for part in self._parts)
-        assert numbers is not None
-        return self.computing_in(self.dtype, (numbers, scales, offsets))
+    def of_expert(self, expert: int) -> StoredWeight:
+        """The matrix (N, K) of one of the experts."""
+        parts = tuple(part if part is None else part[expert] for part in self._parts)
+        return self.computing_in(self.dtype, cast(Parts, parts))
 
 
 class _Product(torch.autograd.Function):

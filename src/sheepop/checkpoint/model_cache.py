@@ -25,7 +25,14 @@ from sheepop.checkpoint.model_kind import ADAPTER_CONFIG, PublishedName, gguf_pa
 from sheepop.checkpoint.source_directory import CONFIG
 from sheepop.core.console import Console
 from sheepop.core.errors import CheckpointError, StorageError
-from sheepop.core.files import cache_directory, read_json, remove_tree, storage_errors, write_json
+from sheepop.core.files import (
+    cache_directory,
+    read_json,
+    remove_tree,
+    require_writable,
+    storage_errors,
+    write_json,
+)
 from sheepop.core.interrupts import interrupts_advise
 from sheepop.core.locks import exclusive_lock, is_locked
 
@@ -168,8 +175,14 @@ def entry_for(label: str, *identity: Any) -> CachedModel:
 def filling(entry: CachedModel, name: str, console: Console) -> Iterator[None]:
     """Holds the lock of an entry; first waits for another process that fills it.
 
-    An entry that is left empty is removed.
+    An entry that is left empty is removed. Raises `StorageError` if the cache cannot be written.
     """
+    try:
+        require_writable(models_directory())
+    except StorageError as error:
+        raise StorageError(
+            f"{error} It is the cache of models; SHEEPOP_MODELS can name another directory for it."
+        ) from error
     if is_locked(entry.path / _LOCK):
         console.info(f"Waiting for another process that fetches {name}.")
     advice = "What was fetched is kept; run the same command again to go on."

@@ -137,6 +137,7 @@ def generate(
     console = make_console(quiet)
     for place in (model, *([] if draft_model is None else [draft_model])):
         resolve_model_directory(place, console)
+    from sheepop.generate import NotFiniteError
     from sheepop.jobs.generate import load_generator, write_texts  # loads torch, which nothing above needs
 
     generator = load_generator(
@@ -155,17 +156,27 @@ def generate(
         streams = len(requested) == 1 and config.num_completions == 1 and config.best_of is None and not as_json
         on_text = print_text if streams else None
         begin = time.perf_counter()
-        written = write_texts(generator, requested, config, on_text=on_text, echo=echo)
+        written: Sequence[Completion | None]
+        failure: NotFiniteError | None = None
+        try:
+            written = write_texts(generator, requested, config, on_text=on_text, echo=echo)
+        except NotFiniteError as error:
+            if not any(error.completions):
+                raise
+            failure, written = error, error.completions
         seconds = time.perf_counter() - begin
+        finished = [completion for completion in written if completion is not None]
         if as_json:
-            print_json([asdict(completion) for completion in written])
+            print_json([completion and asdict(completion) for completion in written])
         elif streams:
             print_text("\n")
         else:
             _show_apart(written, with_prompts=echo)
-        count = sum(len(completion.token_ids) for completion in written)
+        count = sum(len(completion.token_ids) for completion in finished)
         console.info(f"{counted(count, 'token')} in {seconds:.1f} s: {count / seconds:.1f} tokens a second.")
-        _tell_if_context_is_full(written, config, console)
+        _tell_if_context_is_full(finished, config, console)
+        if failure is not None:
+            raise failure
 
     if prompts:
         write(prompts, echo=not quiet)
@@ -186,9 +197,11 @@ def _warning(write: Callable[[str], None], console: Console) -> Callable[[str], 
     return write_or_warn
 
 
-def _show_apart(completions: Sequence[Completion], *, with_prompts: bool) -> None:
-    """Prints several texts, each below its number and optionally after its prompt."""
+def _show_apart(completions: Sequence[Completion | None], *, with_prompts: bool) -> None:
+    """Prints several texts, each below its number and optionally after its prompt; None is a text that is lost."""
     for number, completion in enumerate(completions, start=1):
+        if completion is None:
+            continue
         between = "" if completion.continues_prompt else "\n"
         prompt = f"{completion.prompt}{between}" if with_prompts else ""
         head = f"--- {number} ---\n" if with_prompts or len(completions) > 1 else ""

@@ -314,9 +314,13 @@ def make_directory(directory: Path) -> None:
     """Creates `directory` and its missing parents durably, if they do not exist.
 
     A file that was flushed inside a new directory is lost in a crash unless the directory's own name was flushed too.
+    Raises `StorageError` where no directory can be, as in ``/proc``.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise StorageError(f"Cannot write {directory}: no directory can be there. Choose another place.") from error
     for made in reversed(missing):
         sync_directory(made.parent)
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from sheepop.generate.config import GenerationConfig
     from sheepop.generate.generator import Generator
     from sheepop.generate.request import Completion, FinishReason
+    from sheepop.generate.updates import NotFiniteError
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
-__all__ = ["Completion", "FinishReason", "GenerationConfig", "Generator"]
+__all__ = ["Completion", "FinishReason", "GenerationConfig", "Generator", "NotFiniteError"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sheepop.adapt.row_adapters import Adapter
-from sheepop.core.errors import CheckpointError, SheepOpError, UsageError
+from sheepop.core.errors import SheepOpError, UsageError
 from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import CacheDtype
@@ -23,7 +23,7 @@ from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
 from sheepop.generate.transfers import synchronize, upload
-from sheepop.generate.updates import Update
+from sheepop.generate.updates import NotFiniteError, Update
 from sheepop.model import Transformer
 from sheepop.model.corpus_memory import CorpusMemory
 
@@ -338,12 +338,8 @@ class Engine:
         return [Update.of(candidate, text if candidate.finish_reason else text + candidate.finish("abort"))]
 
 
-def _not_finite(candidate: Candidate) -> CheckpointError:
-    return CheckpointError(
-        f"The network's logits for the token at position {candidate.position} of prompt {candidate.request.index} and "
-        "its text are not finite (NaN or infinity), so the model is not usable: its weights are damaged or its "
-        "training diverged. Use an earlier checkpoint."
-    )
+def _not_finite(candidate: Candidate) -> NotFiniteError:
+    return NotFiniteError([f"{candidate.request.name} (position {candidate.position} of prompt and text)"])
 
 
 @dataclass(slots=True)

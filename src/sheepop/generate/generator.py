@@ -23,7 +23,7 @@ from sheepop.generate.native_block import prepared
 from sheepop.generate.paged_cache import bytes_per_block, state_bytes
 from sheepop.generate.request import Completion, Request, read_prompt
 from sheepop.generate.sampler import Sampler
-from sheepop.generate.updates import TextStream, Update
+from sheepop.generate.updates import NotFiniteError, TextStream, Update
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.probe import someone_watches
@@ -148,20 +148,32 @@ class Generator:
         has one completion. When `should_stop` returns true, unfinished texts end with the reason ``abort``.
 
         Raises `UsageError` for a prompt that is empty, has a token id outside the vocabulary, or fills the context
-        unless `on_overflow` is ``window``; `CheckpointError` if the network's logits are not finite.
+        unless `on_overflow` is ``window``. Raises `NotFiniteError` if the network's logits are not finite for some
+        prompts, once the other texts have been written to their end; the error has their `completions`.
         """
         requests = self._requests(prompts, config or GenerationConfig())
         if not requests:
             return []
 
-        def write(numbers: range) -> list[list[dict[str, Any]]]:
-            here = [requests[number] for number in numbers]
+        def write(numbers: range) -> list[list[dict[str, Any]] | str]:
+            """The records of each request, or the place where it failed."""
+            here, failed = [requests[number] for number in numbers], dict[Request, str]()
             for update in self._steps(self._engine(here), should_stop) if here else ():
-                if on_text is not None and update.text and update.request.num_candidates == 1:
+                if isinstance(update.error, NotFiniteError):
+                    failed[update.request] = update.error.places[0]
+                elif update.error is not None:
+                    raise update.error
+                elif on_text is not None and update.text and update.request.num_candidates == 1:
                     on_text(update.request.index, update.text)
-            return [[completion.record() for completion in request.completions()] for request in here]
+            return [failed.get(each) or [completion.record() for completion in each.completions()] for each in here]
 
-        return [Completion.of(record) for records in self.ranks.shared(len(requests), write) for record in records]
+        written = self.ranks.shared(len(requests), write)
+        if places := [found for found in written if isinstance(found, str)]:
+            kept: list[Completion | None] = []
+            for request, found in zip(requests, written, strict=True):
+                kept += [None] * request.config.num_completions if isinstance(found, str) else map(Completion.of, found)
+            raise NotFiniteError(places, kept)
+        return [Completion.of(record) for records in written for record in records]
 
     def stream(self, prompt: str | Sequence[int], config: GenerationConfig | None = None) -> TextStream:
         """Streams the text of one prompt as it is generated; raises as `generate` does."""
@@ -181,7 +193,10 @@ class Generator:
         self._requests(prompts, config)
 
     def _steps(self, engine: Engine, should_stop: Callable[[], bool] | None) -> Iterator[Update]:
-        """Yields the updates of all steps until the engine is idle, or until `should_stop` aborts its requests."""
+        """Yields the updates of all steps until the engine is idle, or until `should_stop` aborts its requests.
+
+        The engine is not kept after an error, also of a single request.
+        """
         try:
             while not engine.is_idle:
                 if should_stop is not None and should_stop():
@@ -192,7 +207,7 @@ class Generator:
                     updates = engine.step()
                 for update in updates:
                     if update.error is not None:
-                        raise update.error
+                        self._kept = None
                     yield update
         except Exception:
             self._kept = None
@@ -307,6 +322,7 @@ class Generator:
             self._end_ids,
             max_seq_len=self.max_seq_len,
             seed=secrets.randbits(32) if config.seed is None else config.seed,
+            name=name,
             number=number,
             priority=priority,
             tenant=tenant,

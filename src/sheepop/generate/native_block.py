@@ -17,22 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.native_products import wants_native_kernels, with_native_products
+from sheepop.adapt.native_products import missing_kernel, wants_native_kernels, with_native_products
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
-from sheepop.adapt.stored_weight import Linear, StoredWeight
+from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_library, say_once
+from sheepop.generate.native_experts import MODULES, dense, described_experts, input_norm, matrices
 from sheepop.generate.native_steps import (
     COUNT,
+    NORMS,
     POINTER,
     Branch,
     Change,
     Layer,
-    Norm,
     Step,
     Stored,
     TokensOfKind,
     TokensOfPass,
+    described_linear,
+    described_norm,
 )
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
@@ -41,13 +44,21 @@ from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
+from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
-from sheepop.model.norms import ZeroCenteredRMSNorm
 from sheepop.model.probe import someone_watches
 
 _SOURCE = KERNELS / "block.cpp"
-_NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
-_ACTIVATIONS = {"relu": 0, "relu_squared": 1, "gelu": 2, "geglu": 2, "gelu_tanh": 3, "geglu_tanh": 3, "swiglu": 4}
+_ACTIVATIONS = {
+    "relu": 0,
+    "relu_squared": 1,
+    "gelu": 2,
+    "geglu": 2,
+    "gelu_tanh": 3,
+    "geglu_tanh": 3,
+    "swiglu": 4,
+    "swiglu_clamped": 5,
+}
 _OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
 
 
@@ -126,7 +137,6 @@ class NativeBlock(Block):
         return found
 
     def _made(self, adapter: Adapter) -> ctypes.Array[Change] | None:
-        assert self.attention is not None and isinstance(self.feed_forward, FeedForward)
         layers = _linears(self)
         made = (Change * len(layers))()
         for place, layer in enumerate(layers):
@@ -236,9 +246,10 @@ def _lacking(model: Transformer, block: Block) -> str | None:
     """What `block` has and the native block does not compute; None if it computes everything."""
     attention, modules = block.attention, list(block.modules())
     linear = [module for module in modules if isinstance(module, nn.Linear)]
-    known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *_NORMS}
+    known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *NORMS, *MODULES}
     unknown = sorted({type(module).__name__ for module in modules if type(module) not in known})
-    weights = [layer.weight for layer in linear]
+    reasons = map(missing_kernel, (*(layer.weight for layer in linear), *matrices(block)))
+    missing = next(filter(None, reasons), None)
     lacking = {
         "encoders and decoders": model.architecture != "decoder",
         f"{', '.join(unknown)}": bool(unknown) or attention is None,
@@ -249,36 +260,32 @@ def _lacking(model: Transformer, block: Block) -> str | None:
         and (attention.v_proj is None or attention.gives_keys),
         "gates and convolutions of attention": attention is not None
         and (attention.gate_proj is not None or attention.convolutions is not None),
-        "rows whose length is no multiple of 16": not all(
-            isinstance(weight, StoredWeight) and weight.kernel is not None for weight in weights
-        ),
+        f"{missing}": missing is not None,
         "other data types than float32": any(parameter.dtype != torch.float32 for parameter in block.parameters()),
-        "norms without weights": any(type(module) in _NORMS and module.weight is None for module in modules),
+        "norms without weights": any(type(module) in NORMS and module.weight is None for module in modules),
     }
     return next((part for part, found in lacking.items() if found), None)
 
 
 def _layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
     """The description of a block that the native code reads."""
-    attention, feed_forward = block.attention, block.feed_forward
-    assert attention is not None and isinstance(feed_forward, FeedForward)
-    assert attention.k_proj is not None and attention.v_proj is not None
+    attention, mixture = block.attention, block.feed_forward
+    assert attention is not None and attention.k_proj is not None and attention.v_proj is not None
     norms = (
         (block.attention_norm, block.attention_output_norm),
-        (block.feed_forward_norm, block.feed_forward_output_norm),
+        (input_norm(block), block.feed_forward_output_norm),
     )
-    branches = []
+    branches, is_last = [], block.position == "post"
     for norm, output_norm in norms:
-        is_last = block.position == "post"
-        sum_norm = _norm(norm if is_last and not block.parallel else None)
-        branches.append(Branch(_norm(None if is_last else norm), _norm(output_norm), sum_norm))
+        before, of_sum = (None, None if block.parallel else norm) if is_last else (norm, None)
+        branches.append(Branch(*map(described_norm, (before, output_norm, of_sum))))
     width, value_width = attention.head_dim, attention.value_dim
     heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
     _require_fit(block, heads, kv_heads)
     return Layer(
         *branches,
-        *map(_norm, (attention.q_norm, attention.k_norm)),
-        *map(_linear, _linears(block)),
+        *map(described_norm, (attention.q_norm, attention.k_norm)),
+        *map(described_linear, _linears(block)),
         attention.q_proj.in_features,
         *(heads, kv_heads, width, value_width),
         block.parallel,
@@ -286,58 +293,39 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
         width**-0.5 if attention.scale is None else attention.scale,
         attention.soft_cap or 0.0,
         *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
+        ctypes.pointer(described_experts(mixture)) if isinstance(mixture, MixtureOfExperts) else None,
     )
 
 
 def _linears(block: Block) -> tuple[nn.Linear | None, ...]:
-    """The layers with matrices in the order of the native code."""
-    attention, feed_forward = block.attention, block.feed_forward
-    assert attention is not None and isinstance(feed_forward, FeedForward)
-    return (
-        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-        *(feed_forward.gate_proj, feed_forward.up_proj, feed_forward.down_proj),
-    )
+    """The layers with matrices that all rows pass, in the order of the native code."""
+    attention, network = block.attention, dense(block)
+    assert attention is not None
+    of_network = () if network is None else (network.gate_proj, network.up_proj, network.down_proj)
+    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *(of_network or (None,) * 3)
 
 
 def _require_fit(block: Block, heads: int, kv_heads: int) -> None:
     """Raises `ValueError` unless the layers of a block have the sizes that the native block assumes."""
-    attention, feed_forward = block.attention, block.feed_forward
-    assert attention is not None and isinstance(feed_forward, FeedForward)
+    attention, network = block.attention, dense(block)
+    assert attention is not None
     stream, width, value_width = attention.q_proj.in_features, attention.head_dim, attention.value_dim
-    inner = feed_forward.up_proj.out_features
+    inner = 0 if network is None else network.up_proj.out_features
     assumed = {
-        "q": (attention.q_proj, stream, heads * width),
-        "k": (attention.k_proj, stream, kv_heads * width),
-        "v": (attention.v_proj, stream, kv_heads * value_width),
-        "o": (attention.o_proj, heads * value_width, stream),
-        "gate": (feed_forward.gate_proj, stream, inner),
-        "up": (feed_forward.up_proj, stream, inner),
-        "down": (feed_forward.down_proj, inner, stream),
+        "q": (stream, heads * width),
+        "k": (stream, kv_heads * width),
+        "v": (stream, kv_heads * value_width),
+        "o": (heads * value_width, stream),
+        "gate": (stream, inner),
+        "up": (stream, inner),
+        "down": (inner, stream),
     }
-    for name, (layer, inputs, outputs) in assumed.items():
+    for layer, (name, (inputs, outputs)) in zip(_linears(block), assumed.items(), strict=True):
         if layer is not None and (layer.in_features, layer.out_features) != (inputs, outputs):
             found = (layer.in_features, layer.out_features)
             raise ValueError(f"the projection {name} maps {found[0]} to {found[1]} numbers, not {inputs} to {outputs}")
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-
-
-def _linear(layer: nn.Linear | None) -> Linear:
-    if layer is None:
-        return Linear()
-    assert isinstance(layer.weight, StoredWeight)
-    return layer.weight.described(layer.bias)
-
-
-def _norm(norm: nn.Module | None) -> Norm:
-    if norm is None:
-        return Norm()
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm)
-    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    width = norm.weight.numel()
-    weights = (address(name, x, torch.float32, width) for name, x in (("norm", norm.weight), ("norm", bias)))
-    return Norm(_NORMS[type(norm)], *weights, width, eps)
 
 
 @cache

@@ -6,15 +6,18 @@ import ctypes
 from collections import deque
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sheepop.adapt.stored_weight import Linear
+from sheepop.adapt.stored_weight import Linear, StoredWeight
 from sheepop.core.native import address
 from sheepop.generate.paged_kernels import AttentionMetadata
+from sheepop.model.norms import ZeroCenteredRMSNorm
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines."""
 _KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
+NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
+"""The kinds of norms that native code knows."""
 POINTER, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -30,6 +33,20 @@ class Branch(ctypes.Structure):
     _fields_ = [(name, Norm) for name in ("before", "after", "sum")]
 
 
+class ExpertsOfLayer(ctypes.Structure):
+    """The weights and sizes of a mixture of experts; ``experts.h`` describes the fields."""
+
+    _fields_ = [
+        ("router", Linear),
+        *((name, ctypes.POINTER(Linear)) for name in ("gate", "up", "down")),
+        *((name, Norm) for name in ("router_norm", "routed_norm", "routed_output_norm", "shared_output_norm")),
+        *((name, POINTER) for name in ("router_bias", "balance", "factors", "shared_gate")),
+        *((name, COUNT) for name in ("count", "per_token", "groups", "groups_per_token", "group_top")),
+        *((name, COUNT) for name in ("has_sigmoid", "normalizes")),
+        *((name, NUMBER) for name in ("logit_scale", "scale")),
+    ]
+
+
 class Layer(ctypes.Structure):
     """The weights and sizes of a block."""
 
@@ -41,6 +58,7 @@ class Layer(ctypes.Structure):
         ("activation", COUNT),
         *((name, NUMBER) for name in ("scale", "cap")),
         *((name, POINTER) for name in ("slopes", "sinks")),
+        ("experts", ctypes.POINTER(ExpertsOfLayer)),
     ]
 
 
@@ -74,6 +92,26 @@ class Step(ctypes.Structure):
         ("values", Stored),
         ("changes", POINTER),
     ]
+
+
+def described_linear(layer: nn.Linear | None) -> Linear:
+    """Describes a product with the stored matrix of a layer; that of None is empty."""
+    if layer is None:
+        return Linear()
+    assert isinstance(layer.weight, StoredWeight)
+    return layer.weight.described(layer.bias)
+
+
+def described_norm(norm: nn.Module | None) -> Norm:
+    """Describes one of the `NORMS`; that of None is of kind 0."""
+    if norm is None:
+        return Norm()
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm | ZeroCenteredRMSNorm)
+    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+    width = norm.weight.numel()
+    weights = (address(name, x, torch.float32, width) for name, x in (("norm", norm.weight), ("norm", bias)))
+    return Norm(NORMS[type(norm)], *weights, width, eps)
 
 
 class TokensOfKind:

@@ -303,7 +303,8 @@ class Candidate(Reader):
 class Request:
     """A prompt, its settings, and the texts that continue it: `num_candidates` of them, or the branches of a beam.
 
-    The attribute `seed` is derived from the argument `seed`, the caller's, and the prompt's `index`. `matcher` enforces
+    Messages call its prompt `name`. The attribute `seed` is derived from the argument `seed`, the caller's, and the
+    prompt's `index`. `matcher` enforces
     a grammar. Requests run in order of `priority`, smaller first, then of `number`. Only requests of the same `tenant`
     and `adapter` share cached prefixes. The text has the special tokens of `shown_ids`. `writing` are the unfinished
     texts. If a request `can_run_ahead`, the network can read a token before the host knows it.
@@ -319,6 +320,7 @@ class Request:
         *,
         max_seq_len: int,
         seed: int,
+        name: str = "The prompt",
         number: int = 0,
         priority: int = 0,
         tenant: str = "",
@@ -326,7 +328,7 @@ class Request:
         shown_ids: frozenset[int] = frozenset(),
         adapter: Adapter | None = None,
     ) -> None:
-        self.index, self.prompt, self.config = index, prompt, config
+        self.index, self.prompt, self.config, self.name = index, prompt, config, name
         self.call_seed, self.seed = seed, derive_seed(seed, "request", index)
         self.end_ids, self.shown_ids = end_ids.union(config.stop_token_ids), shown_ids
         self.max_seq_len, self.matcher, self.order = max_seq_len, matcher, (priority, number)

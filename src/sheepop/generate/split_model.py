@@ -1,8 +1,9 @@
 """A model split over processes by tensor parallelism: this process leads, and the others run this module.
 
 Only the leader has requests, block tables and a sampler. It sends the followers the tokens and cache blocks of each
-pass, and every process computes its heads, features and logits (`sheepop.parallel.tensor`). A message is a row of
-integers: its kind, the number of the model or runner, the numbers that the followers can free, and what to do.
+pass, and every process computes its heads, features and logits (`sheepop.parallel.tensor`). If the leader reads hidden
+states apart from a pass, it sends them too. A message is a row of integers: its kind, the number of the model or
+runner, the numbers that the followers can free, and what to do.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from datetime import timedelta
 from enum import IntEnum
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 
 from sheepop.checkpoint import LoadedModel, load_model
@@ -34,7 +35,7 @@ from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.runner import PagedRunner, Reading, hidden_states, paged_runner
 from sheepop.model import Transformer
-from sheepop.parallel.parts import SharingRanks
+from sheepop.parallel.parts import SharingRanks, give_part
 from sheepop.parallel.ranks import loss_of_ranks
 from sheepop.parallel.tensor import split_to_write
 
@@ -52,6 +53,7 @@ class _Kind(IntEnum):
     READ = 2
     STATES = 3
     WHOLE = 4
+    LOGITS = 5
 
 
 class Followers:
@@ -78,6 +80,7 @@ class Followers:
         self.close = weakref.finalize(self, _end, self.processes)
         # A thread keeps this lock from the message to the end of the pass, so that passes never interleave.
         self._lock = threading.RLock()
+        self._computing: int | None = None
         self._numbers, self._forgotten = itertools.count(), list[int]()
         join(0, size, port, device)
 
@@ -87,6 +90,9 @@ class Followers:
         with self.together(_Kind.LOAD, led.number, _letters({"path": str(path), "dtype": name})):
             loaded = load_part(path, dtype, self.device)
         loaded.model.led = led  # type: ignore[assignment]
+        head = loaded.model.lm_head
+        head.led = led  # type: ignore[assignment]
+        give_part(head, _LeadingHead, head.ranks, {})  # type: ignore[arg-type]
         return loaded
 
     def number(self, owner: object) -> int:
@@ -94,6 +100,11 @@ class Followers:
         number = next(self._numbers)
         weakref.finalize(owner, self._forgotten.append, number)
         return number
+
+    @property
+    def are_computing(self) -> bool:
+        """Whether this thread is in a block of `together`."""
+        return self._computing == threading.get_ident()
 
     @contextmanager
     def together(self, kind: _Kind, number: int, content: Sequence[int]) -> Iterator[None]:
@@ -107,6 +118,7 @@ class Followers:
             try:
                 forgotten = [self._forgotten.pop() for _ in range(len(self._forgotten))]
                 broadcast([kind, number, len(forgotten), *forgotten, *content])
+                self._computing = threading.get_ident()  # of all threads only this one has the lock
                 yield
             except BaseException as error:
                 if kind == _Kind.LOAD and isinstance(error, SheepOpError):
@@ -120,6 +132,8 @@ class Followers:
                 raise RanksError(
                     f"A pass of the split model failed in the leading process: {type(error).__name__}: {error}"
                 ) from error
+            finally:
+                self._computing = None
 
 
 class _Led:
@@ -137,6 +151,23 @@ class _Led:
     def whole(self, token_ids: Sequence[int]) -> AbstractContextManager[None]:
         """Within the block the followers compute the hidden states of one text."""
         return self.followers.together(_Kind.WHOLE, self.number, token_ids)
+
+
+class _LeadingHead(nn.Module):
+    """The leader's part of the output head; for hidden states that the followers lack, it sends them first."""
+
+    led: _Led
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Returns the logits of the whole vocabulary."""
+        followers = self.led.followers
+        if followers.are_computing:  # a pass, in which every process has the hidden states
+            return cast(Tensor, super().forward(hidden))
+        sizes, dtype = hidden.shape, str(hidden.dtype).removeprefix("torch.")
+        with followers.together(_Kind.LOGITS, self.led.number, _letters({"sizes": sizes, "dtype": dtype})):
+            hidden = hidden.contiguous()
+            dist.broadcast(hidden, 0)
+            return cast(Tensor, super().forward(hidden))
 
 
 class _LeadingRunner(PagedRunner):
@@ -263,6 +294,11 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 if kind == _Kind.WHOLE:
                     hidden_states(models[number], [content])
+                elif kind == _Kind.LOGITS:
+                    given = json.loads(bytes(content))
+                    hidden = torch.empty(given["sizes"], dtype=getattr(torch, given["dtype"]), device=device)
+                    dist.broadcast(hidden, 0)
+                    models[number].lm_head(hidden)
                 elif kind == _Kind.STATES:
                     runners[number].states(unpacked(content))
                 else:

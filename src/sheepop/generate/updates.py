@@ -1,11 +1,11 @@
-"""Updates: what each step of an engine adds to a text. A stream yields the text of one request as it grows."""
+"""Updates: what each step of an engine adds to a text, and how it fails. A stream yields the text of one request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sheepop.core.errors import SheepOpError, UsageError
+from sheepop.core.errors import CheckpointError, SheepOpError, UsageError, first_few
 from sheepop.generate.request import Candidate, Completion, FinishReason, Request
 from sheepop.generate.sampler import Likeliest
 
@@ -42,6 +42,21 @@ class Update(NamedTuple):
         )
 
 
+class NotFiniteError(CheckpointError):
+    """The network's logits are not finite for some prompts, whose texts are lost.
+
+    `places` names these prompts, each with the position of the token that could not be chosen. `completions` is what
+    `Generator.generate` would have returned, with None in the place of each text that is lost.
+    """
+
+    def __init__(self, places: Sequence[str], completions: Sequence[Completion | None] = ()) -> None:
+        super().__init__(
+            f"{first_few(places, 3)}: the network's logits are not finite (NaN or infinity), so the model is not "
+            "usable: its weights are damaged or its training diverged. Use an earlier checkpoint."
+        )
+        self.places, self.completions = list(places), list(completions)
+
+
 class TextStream:
     """Iterates over the pieces of a text as it is generated; then `completion` has the result."""
 
@@ -49,7 +64,11 @@ class TextStream:
         self._request, self._updates = request, updates
 
     def __iter__(self) -> Iterator[str]:
-        return (update.text for update in self._updates if update.text)
+        for update in self._updates:
+            if update.error is not None:
+                raise update.error
+            if update.text:
+                yield update.text
 
     @property
     def completion(self) -> Completion:

@@ -128,7 +128,7 @@ def write_texts(
     """Generates a text for every prompt; `on_text` receives the text of a single prompt while it is generated.
 
     With `echo`, the first text starts with its prompt if the model continues prompts. Nothing is passed on before there
-    is a text, so a refused request prints nothing.
+    is a text, so a refused request prints nothing. Raises as `Generator.generate` does.
     """
     pending = list(prompts) if echo and generator.continues_prompts else []
 

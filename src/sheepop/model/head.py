@@ -133,7 +133,7 @@ class OutputHead(nn.Linear):
 
         A chunk of rows is one product; its blocks are small enough for the processor's cache.
         """
-        size = chunk_rows(len(hidden_ND), self.weight.shape[0], hidden_ND.dtype, hidden_ND.device.type)
+        size = chunk_rows(len(hidden_ND), self.out_features, hidden_ND.dtype, hidden_ND.device.type)
         for start in range(0, len(hidden_ND), max(1, size)):
             logits_RV = self(hidden_ND[start : start + size])
             exact = torch.promote_types(logits_RV.dtype, torch.float32)

@@ -44,9 +44,12 @@ def part(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return exchanged(x, _part, _gather, group)
 
 
-def whole(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gathers the tokens of all ranks, which compute the same with them; each keeps its part of the gradient."""
-    return exchanged(x, _gather, _part, group)
+def whole(x: Tensor, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
+    """Gathers the tokens of all ranks, which compute the same with them; each keeps its part of the gradient.
+
+    With the `size` of the whole, the last rank may have fewer than the others.
+    """
+    return exchanged(x, _gather, _part, group, size)
 
 
 def alike(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -85,11 +88,14 @@ def _sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return found
 
 
-def _gather(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    here = x_BTD.transpose(0, 1).contiguous()
-    found = here.new_empty(here.shape[0] * dist.get_world_size(group), *here.shape[1:])
+def _gather(x_BTD: Tensor, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
+    here, count = x_BTD.transpose(0, 1).contiguous(), dist.get_world_size(group)
+    each = len(here) if size is None else -(-size // count)
+    if len(here) < each:  # all ranks send as much, and what the last one adds is cut off at the end
+        here = torch.cat([here, here.new_empty(each - len(here), *here.shape[1:])])
+    found = here.new_empty(each * count, *here.shape[1:])
     _all_gather(found, here, group=group)
-    return _copied(found.transpose(0, 1))
+    return _copied(found[:size].transpose(0, 1))
 
 
 def _scatter(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -99,7 +105,7 @@ def _scatter(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _copied(found.transpose(0, 1))
 
 
-def _part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _part(x_BTD: Tensor, group: dist.ProcessGroup, *_: int) -> Tensor:
     return x_BTD.chunk(dist.get_world_size(group), dim=1)[dist.get_rank(group)].contiguous()
 
 

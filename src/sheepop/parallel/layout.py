@@ -231,6 +231,12 @@ def check_split(config: ModelConfig, count: int, *, writes: bool = False) -> Non
                 f"Matrices cannot be split over {count} ranks, because {count} does not divide model.{name} = {size}. "
                 "Use a divisor."
             )
+    vocabulary = config.vocab_size  # None before the tokenizer is known
+    if vocabulary is not None and vocabulary <= (count - 1) * (each := -(-vocabulary // count)):
+        raise ConfigError(
+            f"A vocabulary of {vocabulary} tokens cannot be split over {count} ranks: with {each} each the last ones "
+            "would have none. Use fewer ranks."
+        )
     refused = {
         "model.qk_norm = width, which is over all heads": config.qk_norm == "width",
         "an encoder": config.architecture != "decoder",

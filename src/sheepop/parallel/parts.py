@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,6 +18,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 
 from sheepop.adapt.stored_weight import StoredWeight
+
+
+def part_of(whole: range, number: int, count: int) -> range:
+    """Returns part `number` of `count`, as ``torch.chunk`` cuts them: equal ones, of which the last may be shorter."""
+    each = -(-len(whole) // count)
+    return whole[number * each : (number + 1) * each]
 
 
 @dataclass(frozen=True)
@@ -36,12 +43,22 @@ class SharingRanks:
         """The ranks of a mesh with one dimension, for training."""
         return cls(mesh.get_group(), mesh.get_local_rank(), mesh.size(), mesh)
 
+    def own(self, size: int) -> range:
+        """Returns which of `size` rows are this rank's; the last rank may have fewer."""
+        return part_of(range(size), self.rank, self.size)
+
     def part(self, parameter: Tensor, dimension: int) -> Tensor:
         """Returns this rank's part of a parameter split along `dimension`; a quantised one stays as it is stored."""
         if isinstance(parameter, StoredWeight):
             return parameter.part(self.rank, self.size, dimension)
-        part = parameter.detach().chunk(self.size, dimension)[self.rank].contiguous()
-        return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Shard(dimension)], run_check=False)
+        whole = parameter.detach().contiguous()
+        part = whole.chunk(self.size, dimension)[self.rank]
+        if self.mesh is None:  # a view would keep the memory of the whole
+            return part.clone(memory_format=torch.contiguous_format)
+        # Without the shape of the whole, DTensor would take all parts to have the size of this one.
+        shape, stride = whole.shape, whole.stride()
+        placed = [Shard(dimension)]
+        return DTensor.from_local(part.contiguous(), self.mesh, placed, run_check=False, shape=shape, stride=stride)
 
     def columns(self, num_tokens: int) -> slice:
         """Returns which of a row's tokens are this rank's; raises `ValueError` if the ranks cannot have equal parts."""

@@ -7,6 +7,7 @@ reduced until the next group comes (Zhao et al. 2023, section 4).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import in_flight
 from sheepop.parallel.ranks import Ranks
 from sheepop.parallel.stage_memory import FLOAT, StageMemory, StepShape, share_of_others, stages_of
-from sheepop.parallel.tensor import divides_vocabulary
 
 _OF_LOSS = 4  # the greatest logit, the label's, their sum and that of their exponentials
 _CUT = {
@@ -169,10 +169,10 @@ def _sent(model: ModelConfig, layout: Layout, step: StepShape, stages: Sequence[
         exchanges += 4 * sublayers
         if block.again:
             exchanges += 2 * sublayers - (sublayers == 2 and model.norm_position == "pre")
-    # Before and after all layers: the residual stream, and if the vocabulary is split the sums of the loss.
+    # Before and after all layers: the residual stream, and the sums of the loss over parts of the vocabulary.
     ends = sum(stage.is_first + stage.is_last for stage in stages)
     around = ends * stream
-    if divides_vocabulary(model, config.tensor):
+    if config.tensor > 1:
         around = 2 * around + 2 * FLOAT * _OF_LOSS * tokens * sum(stage.is_last for stage in stages)
     of_experts = 0.0
     if model.experts is not None:  # loads are taken to be even
@@ -224,8 +224,8 @@ def _tied(model: ModelConfig, layout: Layout) -> float:
     """Returns the bytes of a rank's piece of a weight that the first and the last stage share, 0 if there is none."""
     if not model.tie_weights or layout.config.pipeline == 1:
         return 0.0
-    cut = layout.config.tensor if divides_vocabulary(model, layout.config.tensor) else 1
-    return FLOAT * model.vocabulary * model.d_model / cut / layout.num_pieces
+    rows = math.ceil(model.vocabulary / layout.config.tensor)
+    return FLOAT * rows * model.d_model / layout.num_pieces
 
 
 def _megabytes(value: float) -> str:

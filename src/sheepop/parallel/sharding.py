@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import Placement
 
 from sheepop.adapt.scalar_head import REWARD_HEAD, VALUE_HEAD, VALUE_MODEL
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.model import Transformer
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import EXPERT_PIECE, EXPERT_REPLICA, PIECE, REPLICA
+from sheepop.parallel.parts import part_of
 
 # Torch warns that it gathers over one mesh dimension after the other, which is intended and changes no bit.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -123,7 +122,10 @@ class Pieces:
         return self.absent[parameter] if parameter in self.absent else self.parameters[parameter].shape
 
     def cuts(self, parameter: str) -> dict[int, list[dist.ProcessGroup]]:
-        """Returns for each dimension that a parameter is cut along the groups of ranks with the other pieces."""
+        """Returns for each dimension that a parameter is cut along the groups of ranks with the other pieces.
+
+        If there are several, the ranks of the last group cut first, and those of the one before it cut a part of them.
+        """
         spread, found = self.parameters[parameter], dict[int, list[dist.ProcessGroup]]()
         for number, how in enumerate(spread.placements):
             if not isinstance(how, Replicate) and spread.device_mesh.size(number) > 1:
@@ -140,17 +142,12 @@ class Pieces:
         parameter, shape = self.parameters.get(_parameter_of(name)), self._shape(name, piece)
         if parameter is None or shape is None:
             return piece.detach()
-        mesh, dimensions = parameter.device_mesh, self._dimensions(name, parameter)
-        placements = [_along(how, dimensions) for how in parameter.placements]
-        cuts = [n for n, how in enumerate(placements) if not isinstance(how, Replicate) and mesh.size(n) > 1]
-        if not cuts:
-            return piece.detach()
-        if len(cuts) == 1:
-            dimension: int = placements[cuts[0]].dim  # type: ignore[attr-defined]
-            return _joined(piece, dimension, shape[dimension], mesh.get_group(cuts[0]))
-        stride = torch.empty(shape, device="meta").stride()
-        spread = DTensor.from_local(piece.detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
-        return spread.full_tensor()
+        found = piece.detach()
+        for dimension, groups in self._cuts(name, parameter):
+            wider = _spans(shape[dimension], groups)[-2::-1]
+            for group, span in zip(groups, wider, strict=True):
+                found = _joined(found, dimension, len(span), group)
+        return found
 
     def wholes(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yields names and whole tensors of all ranks of a pipeline, on all of them in the same order."""
@@ -189,11 +186,11 @@ class Pieces:
         dimensions = self._dimensions(name, parameter)
         if whole.shape != _some(parameter.shape, dimensions):
             return whole
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
-        places = [slice(start, start + size) for start, size in zip(offset, shape, strict=True)]
-        return whole[tuple(places[dimension] for dimension in dimensions)].contiguous()
+        found = whole
+        for dimension, groups in self._cuts(name, parameter):
+            span = _spans(whole.shape[dimension], groups)[-1]
+            found = found.narrow(dimension, span.start, len(span))
+        return found.contiguous()
 
     def place(self, name: str) -> dict[str, int]:
         """Returns the number of this rank's piece of a parameter, for each mesh dimension that it is cut over."""
@@ -225,6 +222,11 @@ class Pieces:
         is_cut = piece.ndim > 0 and piece.shape == _some(parameter.to_local().shape, dimensions)
         return _some(parameter.shape, dimensions) if is_cut else None
 
+    def _cuts(self, name: str, parameter: DTensor) -> list[tuple[int, list[dist.ProcessGroup]]]:
+        """Returns `cuts` of the parameter along the dimensions that the tensor `name` has, by their place in that."""
+        dimensions, cuts = self._dimensions(name, parameter), self.cuts(_parameter_of(name))
+        return [(dimensions.index(dimension), groups) for dimension, groups in cuts.items() if dimension in dimensions]
+
     def _dimensions(self, name: str, parameter: DTensor) -> tuple[int, ...]:
         return self.dimensions.get(name.partition("/")[2], tuple(range(parameter.ndim)))
 
@@ -233,9 +235,17 @@ def _parameter_of(name: str) -> str:
     return name.partition("/")[0]
 
 
+def _spans(size: int, groups: Sequence[dist.ProcessGroup]) -> list[range]:
+    """Returns the places along a dimension that are on this rank before the first of its cuts and after each."""
+    found = [range(size)]
+    for group in reversed(groups):
+        found.append(part_of(found[-1], dist.get_rank(group), group.size()))
+    return found
+
+
 def _joined(piece: Tensor, dimension: int, size: int, group: dist.ProcessGroup) -> Tensor:
     """Joins pieces that were cut as by ``torch.chunk``, without DTensor's work in Python for each tensor."""
-    piece = piece.detach().movedim(dimension, 0)
+    piece = piece.movedim(dimension, 0)
     each = -(-size // group.size())
     filled = torch.cat([piece, piece.new_empty(each - len(piece), *piece.shape[1:])])  # the last pieces may be shorter
     found = filled.new_empty(each * group.size(), *filled.shape[1:])
@@ -245,15 +255,6 @@ def _joined(piece: Tensor, dimension: int, size: int, group: dist.ProcessGroup) 
 
 def _some(shape: torch.Size, dimensions: Iterable[int]) -> torch.Size:
     return torch.Size(shape[dimension] for dimension in dimensions)
-
-
-def _along(how: Placement, dimensions: tuple[int, ...]) -> Placement:
-    """Returns the placement of a tensor that has only these dimensions of a parameter with the placement `how`."""
-    dimension = getattr(how, "dim", None)
-    if dimension not in dimensions:
-        return Replicate()
-    place = dimensions.index(dimension)
-    return how if place == dimension else Shard(place)
 
 
 def same_on_all(parameters: Iterable[Tensor]) -> None:

@@ -16,22 +16,22 @@ from sheepop.parallel.parts import SharingRanks
 
 @dataclass(frozen=True)
 class SplitVocabulary(PartOfVocabulary):
-    """Losses when each of `ranks` has `rows` rows of the vocabulary, in their order.
+    """Losses when each of `ranks` has some rows of a vocabulary of `size`, in their order; see `SharingRanks.own`.
 
     For every token the ranks exchange a few numbers and a maximum.
     """
 
     ranks: SharingRanks
-    rows: int
+    size: int
 
     def columns(self, labels_R: Tensor) -> Tensor:
         """Returns the labels as indices into this rank's rows; they may lie outside."""
-        return labels_R - self.ranks.rank * self.rows
+        return labels_R - self.ranks.own(self.size).start
 
     def joined(self, labels_R: Tensor, label_R: Tensor, log_sum_R: Tensor) -> tuple[Tensor, Tensor]:
         """Implements `PartOfVocabulary`."""
         columns_R = self.columns(labels_R)
-        is_here_R = (columns_R >= 0) & (columns_R < self.rows)
+        is_here_R = (columns_R >= 0) & (columns_R < len(self.ranks.own(self.size)))
         largest_R = log_sum_R.clone()
         dist.all_reduce(largest_R, dist.ReduceOp.MAX, group=self.ranks.group)
         numbers = torch.stack((torch.where(is_here_R, label_R, 0), (log_sum_R - largest_R).exp()))
@@ -59,11 +59,11 @@ class SplitVocabulary(PartOfVocabulary):
         dist.all_reduce(numbers, group=group)
         label_R, sum_R, total_R = numbers.unbind()
         log_sum_R = total_R.log() + largest_R
-        plain_R, size = log_sum_R - label_R, self.rows * self.ranks.size
-        objective_R = log_sum_R - keep * label_R - spread * sum_R / size + terms.z_loss * log_sum_R.square()
+        plain_R = log_sum_R - label_R
+        objective_R = log_sum_R - keep * label_R - spread * sum_R / self.size + terms.z_loss * log_sum_R.square()
         z_RV.mul_(((1.0 + 2.0 * terms.z_loss * log_sum_R) / total_R)[:, None])
         if spread:
-            z_RV.sub_(spread / size)
+            z_RV.sub_(spread / self.size)
         z_RV.scatter_add_(1, places_R1, -keep * is_here_R[:, None].to(exact))
         if slope_RV is not None:
             z_RV.mul_(slope_RV)

@@ -20,7 +20,7 @@ from sheepop.model.logits import logits_bytes
 from sheepop.parallel.config import ParallelConfig
 from sheepop.parallel.layout import Layout
 from sheepop.parallel.pipeline import OF_THE_FIRST, OF_THE_LAST, layers_of
-from sheepop.parallel.tensor import config_of_part, divides_vocabulary
+from sheepop.parallel.tensor import config_of_part
 
 FLOAT = 4
 _EXPERTS = ".experts."
@@ -210,7 +210,7 @@ def _stage(
     stage = StageMemory(blocks, weights, hidden // parallel.tensor, number, is_first, is_last)
     if not is_last:
         return stage
-    size = config.vocabulary // (parallel.tensor if divides_vocabulary(config, parallel.tensor) else 1)
+    size = math.ceil(config.vocabulary / parallel.tensor)
     logits = logits_bytes(tokens, size, step.product_dtype, step.device)
     stays = step.device == "cpu"  # see `OutputHead.keep_memory`
     head = FLOAT * size * config.d_model
@@ -224,13 +224,13 @@ _Split = Callable[[str, Tensor, int], tuple[int, int]]
 
 
 def _weights(parameters: Iterable[tuple[str, Tensor]], layout: Layout, itemsize: int, split: _Split) -> Weights:
-    """Counts a tensor rank's weights, in pieces of whole rows, without experts."""
+    """Counts the weights of the first tensor rank, in pieces of whole rows, without experts."""
     pieces, numbers, padded = layout.num_pieces, 0.0, 0.0
     for name, parameter in parameters:
         if _EXPERTS in name:
             continue
         over_rows, over_columns = split(name, parameter, layout.config.tensor)
-        rows, columns = parameter.shape[0] / over_rows, parameter[0].numel() / over_columns
+        rows, columns = math.ceil(parameter.shape[0] / over_rows), parameter[0].numel() / over_columns
         numbers += rows * columns
         padded += math.ceil(rows / pieces) * pieces * columns
     return _cut(numbers, padded, pieces, layout.num_copies // pieces, itemsize)
@@ -271,7 +271,7 @@ def _split_in_block(name: str, parameter: Tensor, count: int) -> tuple[int, int]
 
 def _split_outside(name: str, parameter: Tensor, count: int) -> tuple[int, int]:
     """Does the same as `_split_in_block` for a parameter outside blocks."""
-    is_split = name in ("embedding.weight", "lm_head.weight", "lm_head.bias") and parameter.shape[0] % count == 0
+    is_split = name in ("embedding.weight", "lm_head.weight", "lm_head.bias")
     return (count if is_split else 1), 1
 
 

@@ -3,9 +3,8 @@
 The first matrices of a sublayer are split by rows, so that each rank has heads or features of its own; its last matrix
 is split by columns, and the sum over ranks is the result (Shoeybi et al. 2019, "Megatron-LM", section 3). Between
 sublayers each rank has some of the tokens, which are gathered before a sublayer and scattered after it (Korthikanti et
-al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. If the number of ranks
-divides the vocabulary, each rank has some rows of embedding and output head. In generation all ranks have all tokens
-and the whole head, of which each computes some rows.
+al. 2022, section 4.2.2); that sends as much as one all-reduce per sublayer and direction. Each rank has some rows of
+embedding and output head, the last one perhaps fewer than the others. In generation all ranks have all tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from sheepop.model.attention.layer import Attention
 from sheepop.model.cache import Cache
 from sheepop.model.experts import MixtureOfExperts
 from sheepop.model.feedforward import FeedForward
-from sheepop.model.logits import cap
 from sheepop.model.loss import PartOfVocabulary
 from sheepop.model.norms import HeadNorms
 from sheepop.parallel.collectives import alike, entered, gathered, part, scattered, summed, whole
@@ -47,39 +45,36 @@ def split(model: Transformer, ranks: SharingRanks) -> None:
             _split_feed_forward(block.feed_forward, ranks)
     if model.slopes is not None:
         model.slopes = model.slopes.chunk(ranks.size)[ranks.rank]
+    _split_vocabulary(model, ranks)
     if ranks.mesh is not None:
         _split_tokens(model, ranks)
     if (values := getattr(model, VALUE_MODEL, None)) is not None:
         split(values, ranks)
 
 
-def divides_vocabulary(config: ModelConfig, count: int) -> bool:
-    """Whether each of `count` ranks has some rows of the vocabulary; otherwise each has all of them."""
-    return config.vocabulary % count == 0
-
-
-def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
-    """Splits the tokens between sublayers, and the vocabulary in embedding and output head."""
-    sublayers = {layer for block in model.layers for layer in (block.attention, block.feed_forward)}
-    norms = [module for block in model.layers for module in block.children() if module not in sublayers]
-    for layer in (*norms, model.final_norm, model.embedding_norm, model.added_positions):
-        if layer is not None and any(True for _ in layer.parameters()):
-            give_part(layer, _OfParts, ranks, {})
-    is_split = divides_vocabulary(model.config, ranks.size)
+def _split_vocabulary(model: Transformer, ranks: SharingRanks) -> None:
+    """Splits the rows of embedding and output head; a tied weight stays tied."""
     tied = has_embedding(model) and has_head(model) and model.lm_head.weight is model.embedding.weight
     if has_embedding(model):
-        give_part(model.embedding, _SomeRows if is_split else _AllRows, ranks, {"weight": 0} if is_split else {})
-        if is_split:
-            _split_changes(model.embedding, ranks, _ColumnChange)
-    if has_head(model) and is_split:
-        bias = {} if model.lm_head.bias is None else {"bias": 0}
-        give_part(model.lm_head, _SomeLogits, ranks, bias if tied else {"weight": 0, **bias})
+        give_part(model.embedding, _SomeRows, ranks, {"weight": 0})
+        _split_changes(model.embedding, ranks, _ColumnChange)
+    if has_head(model):
+        give_part(model.lm_head, _SomeLogits, ranks, {"bias": 0} if tied else {"weight": 0, "bias": 0})
         _split_changes(model.lm_head, ranks, _RowChange)
         if tied:
             model.lm_head.weight = model.embedding.weight
         for head in (getattr(model, name, None) for name in (REWARD_HEAD, VALUE_HEAD)):
             if head is not None:
                 give_part(head, _BesideLogits, ranks, {})
+
+
+def _split_tokens(model: Transformer, ranks: SharingRanks) -> None:
+    """Splits the tokens between sublayers."""
+    sublayers = {layer for block in model.layers for layer in (block.attention, block.feed_forward)}
+    norms = [module for block in model.layers for module in block.children() if module not in sublayers]
+    for layer in (*norms, model.final_norm, model.embedding_norm, model.added_positions):
+        if layer is not None and any(True for _ in layer.parameters()):
+            give_part(layer, _OfParts, ranks, {})
     give_part(model, _ByTokens, ranks, {})
 
 
@@ -102,7 +97,6 @@ def split_to_write(model: Transformer, ranks: SharingRanks) -> None:
     if adapted_layers(model):
         raise ConfigError("A model is split over ranks with its adapters merged into it.")
     split(model, ranks)
-    give_part(model, _WritesTogether, ranks, {})
     model.config = config_of_part(config, ranks.size)
 
 
@@ -190,13 +184,11 @@ class _Columns(LayerPart):
     bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        group, scatters = self.ranks.group, self.ranks.mesh is not None
-        partial = _product(self, x, None)
-        found = scattered(partial, group) if scatters else summed(partial, group)
+        found = _left(_product(self, x, None), self.ranks)
         if self.bias is None:
             return found
         bias = here(self.bias)
-        return found + (entered(bias, group) if scatters else bias)
+        return found + (bias if self.ranks.mesh is None else entered(bias, self.ranks.group))
 
 
 class _Change(LayerPart):
@@ -241,32 +233,27 @@ class _OfParts(LayerPart):
 
 
 class _SomeRows(LayerPart):
-    """An embedding with some rows of the vocabulary; it returns this rank's tokens of the sum over ranks."""
+    """An embedding with some rows of the vocabulary: a token's row is the sum over ranks, of which one has it."""
+
+    num_embeddings: int
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        rows = len(here(cast(Tensor, self.weight)))
-        places = input_ids - self.ranks.rank * rows
-        is_here = (places >= 0) & (places < rows)
-        found = torch.where(is_here[..., None], super().forward(places.clamp(0, rows - 1)), 0)
-        return scattered(found, self.ranks.group)
-
-
-class _AllRows(LayerPart):
-    """An embedding with the whole vocabulary; it returns this rank's tokens."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return part(super().forward(input_ids), self.ranks.group)
+        own = self.ranks.own(self.num_embeddings)
+        places = input_ids - own.start
+        is_here = (places >= 0) & (places < len(own))
+        found = torch.where(is_here[..., None], super().forward(places.clamp(0, len(own) - 1)), 0)
+        return _left(found, self.ranks)
 
 
 class _SomeLogits(LayerPart):
     """An output head with some rows of the vocabulary."""
 
-    soft_cap: float | None
+    out_features: int
 
     @property
     def vocabulary(self) -> PartOfVocabulary:
         """How losses read these logits."""
-        return SplitVocabulary(self.ranks, len(self.own_weight))
+        return SplitVocabulary(self.ranks, self.out_features)
 
     @property
     def own_weight(self) -> Tensor:
@@ -280,11 +267,8 @@ class _SomeLogits(LayerPart):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the gathered logits of the whole vocabulary, the same on every rank."""
-        logits = nn.functional.linear(hidden, self.own_weight)
-        if (factors := self.added(hidden)) is not None:  # type: ignore[operator]
-            logits = logits + nn.functional.linear(*factors).to(logits.dtype)
-        logits = cap(logits, self.soft_cap)
-        return whole(logits.flatten(0, -2), self.ranks.group).view(*hidden.shape[:-1], -1)
+        logits = super().forward(hidden).flatten(0, -2)
+        return whole(logits, self.ranks.group, self.out_features).view(*hidden.shape[:-1], -1)
 
 
 class _BesideLogits(LayerPart):
@@ -316,31 +300,7 @@ class _ByTokens(Transformer):
     def finish(self, x_BTD: Tensor) -> Tensor:
         """Returns the hidden states of all tokens, normalised, for the output head."""
         x_BTD = super().finish(x_BTD)
-        if not has_head(self):
-            return x_BTD
-        is_split = hasattr(self.lm_head, "ranks")
-        return (gathered if is_split else whole)(x_BTD, self.ranks.group)
-
-
-class _WritesTogether(Transformer):
-    """A network that generates: each rank computes the logits of some rows of the head, and gathers the others."""
-
-    ranks: SharingRanks
-
-    def read_out(self, hidden_BTD: Tensor, logits_to_keep: int | None = None) -> Tensor:
-        """Returns the logits of the whole vocabulary, gathered at once."""
-        head, (rank, size) = self.lm_head, (self.ranks.rank, self.ranks.size)
-        hidden_ND = hidden_BTD[:, -(logits_to_keep or hidden_BTD.shape[1]) :].flatten(0, 1)
-        count = head.weight.shape[0]
-        each = -(-count // size)
-        starts = [min(number * each, count - each) for number in range(size)]  # the last ranks may share rows
-        rows = slice(starts[rank], starts[rank] + each)
-        bias = None if head.bias is None else head.bias[rows]
-        found = whole(cap(nn.functional.linear(hidden_ND, head.weight[rows], bias), head.soft_cap), self.ranks.group)
-        if each * size > count:
-            parts = found.chunk(size, dim=1)
-            found = torch.cat([part[:, number * each - starts[number] :] for number, part in enumerate(parts)], dim=1)
-        return self.logits(found.view(len(hidden_BTD), -1, count))
+        return gathered(x_BTD, self.ranks.group) if has_head(self) else x_BTD
 
 
 @dataclass(frozen=True)
@@ -352,6 +312,11 @@ class _Entering:
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         enters = entered if self.ranks.mesh is None else gathered
         return (enters(inputs[0], self.ranks.group), *inputs[1:])
+
+
+def _left(partial: Tensor, ranks: SharingRanks) -> Tensor:
+    """Returns the sum over ranks for what follows a layer: in training of this rank's tokens, else of all."""
+    return summed(partial, ranks.group) if ranks.mesh is None else scattered(partial, ranks.group)
 
 
 def _product(layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:

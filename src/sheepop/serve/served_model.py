@@ -117,7 +117,15 @@ class ServedModel:
         work = self._compiling if config.is_constrained else self._preparing
         return await work.do(
             lambda: [
-                self.request(prompt, config, index=index, priority=priority, tenant=tenant, shown_ids=shown_ids)
+                self.request(
+                    prompt,
+                    config,
+                    name="The prompt" if len(prompts) == 1 else f"Prompt {index + 1}",
+                    index=index,
+                    priority=priority,
+                    tenant=tenant,
+                    shown_ids=shown_ids,
+                )
                 for index, prompt in enumerate(prompts)
             ]
         )
@@ -127,6 +135,7 @@ class ServedModel:
         prompt: str | Sequence[int],
         config: GenerationConfig,
         *,
+        name: str = "The prompt",
         index: int = 0,
         priority: int = 0,
         tenant: str = "",
@@ -144,7 +153,7 @@ class ServedModel:
         if self._guesses:
             config = config.replace(guesses=self._guesses)
         return self.generator.request(
-            prompt, config, index=index, number=next(self._numbers), priority=priority, tenant=tenant,
+            prompt, config, name=name, index=index, number=next(self._numbers), priority=priority, tenant=tenant,
             shown_ids=shown_ids, adapter=self.adapter,
         )  # fmt: skip
 
@@ -241,7 +250,6 @@ def prompt_likelihoods(model: Transformer, token_ids: Sequence[int], top: int) -
     logprobs: list[float] = []
     likeliest: list[Likeliest] = []
     for states_TD, labels in zip(torch.split(hidden_TD, _ROWS), torch.split(following, _ROWS), strict=True):
-        # Of a split model, this process alone reads them, with the whole head.
         found = model.logits(model.lm_head(states_TD[None]))[0].float().log_softmax(dim=-1)
         logprobs += found.gather(1, labels[:, None])[:, 0].tolist()
         best = found.topk(min(top, found.shape[1]), dim=-1)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sheepop.model import ModelConfig
 from sheepop.parallel.layout import Layout
+from sheepop.parallel.parts import part_of
 from sheepop.parallel.pipeline import layers_of
-from sheepop.parallel.tensor import divides_vocabulary
 from sheepop.report.layout_figure import Bar, Cell, Grid, Order, Place, Talk, layout_figure
 from sheepop.report.palette import REFERENCES, RUNS, SCORE, TRAIN, VALIDATION
 from sheepop.train.config import TrainingConfig
@@ -65,9 +65,9 @@ class SharedStep:
         layers = [layers_of(stage, config.num_stages, model.num_layers) for stage in stages]
         batches = layout.share(math.ceil(self.rows / self.micro_batch))
         rows = range(batches.start * self.micro_batch, min(self.rows, batches.stop * self.micro_batch))
-        tokens = _part(range(self.num_tokens), layout.context_rank, config.context)
-        features = _part(range(model.ffn_size), layout.tensor_rank, config.tensor)
-        heads = _part(range(model.num_heads), layout.tensor_rank, config.tensor)
+        tokens = part_of(range(self.num_tokens), layout.context_rank, config.context)
+        features = part_of(range(model.ffn_size), layout.tensor_rank, config.tensor)
+        heads = part_of(range(model.num_heads), layout.tensor_rank, config.tensor)
         ends = [name for name, has in (("embedding", 0 in stages), ("head", config.num_stages - 1 in stages)) if has]
         lines = [_span("layer", *layers), f"rows {_short(rows)}" if len(rows) > 1 else f"row {rows.start + 1:,}"]
         if config.pipeline > 1 and ends:
@@ -76,14 +76,14 @@ class SharedStep:
             lines.append(_span("token", tokens))
         if config.tensor > 1:
             lines += [_span("head", heads), _span("feature", features)]
-            if ends and divides_vocabulary(model, config.tensor):
-                words = _part(range(model.vocabulary), layout.tensor_rank, config.tensor)
+            if ends:
+                words = part_of(range(model.vocabulary), layout.tensor_rank, config.tensor)
                 lines.append(f"vocabulary {_short(words)}")
-            lines.append(f"between layers {_span('token', _part(tokens, layout.tensor_rank, config.tensor))}")
+            lines.append(f"between layers {_span('token', part_of(tokens, layout.tensor_rank, config.tensor))}")
         if config.expert > 1 and model.experts is not None:
-            lines.append(_span("expert", _part(range(model.experts.count), layout.expert_rank, config.expert)))
+            lines.append(_span("expert", part_of(range(model.experts.count), layout.expert_rank, config.expert)))
         if config.context > 1 and config.context_method == "ulysses":
-            lines.append(f"attends with {_span('head', _part(heads, layout.context_rank, config.context))}")
+            lines.append(f"attends with {_span('head', part_of(heads, layout.context_rank, config.context))}")
         lines += _piece(layout)
         network = [_square(each, model.num_layers, features, model.ffn_size) for each in layers]
         return Cell(f"rank {rank:,}", lines, (network, [_square(rows, self.rows, tokens, self.num_tokens)]))
@@ -316,12 +316,6 @@ def _order(step: SharedStep) -> Order | None:
     ]
     names = [f"rank {rank * step.layout.stage_size:,}" for rank in range(config.pipeline)]
     return Order(title, names, bars, min(end, _SHOWN_UNITS), note)
-
-
-def _part(whole: range, number: int, count: int) -> range:
-    """One of `count` equal parts."""
-    each = len(whole) // count
-    return range(whole.start + number * each, whole.start + (number + 1) * each)
 
 
 def _short(numbers: range) -> str:

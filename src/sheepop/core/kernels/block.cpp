@@ -1,13 +1,13 @@
 // Transformer blocks for single tokens of many texts, on a CPU in float32: norms, projections, attention to blocks of
-// keys and values, and feed-forward networks, without a return to Python between them.
+// keys and values, and feed-forward networks or mixtures of them, without a return to Python between them.
 //
 // Products, attention and its storage are function pointers, because each format of weights and keys has its own kernels.
 
 #include <algorithm>
-#include <cmath>
+#include <optional>
 #include <vector>
 
-#include "native.h"
+#include "experts.h"
 
 extern "C" {
 
@@ -16,17 +16,6 @@ typedef void (*Attend)(const float* queries, const void* keys, const void* value
                        int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, int64_t window, float scale, float cap,
                        const float* slopes, const float* sinks, int64_t begin, int64_t end, int64_t threads);
 typedef void (*Write)(void* numbers, float* scales, int64_t entry, const float* x, int64_t width);
-
-enum NormKind : int64_t { kNone, kLayerNorm, kRMSNorm, kZeroCenteredRMSNorm };
-
-struct Norm {
-  NormKind kind;
-  const float *weight, *bias;
-  int64_t width;
-  double eps;
-};
-
-enum Activation : int64_t { kReLU, kReLUSquared, kGELU, kGELUTanh, kSiLU };
 
 // The norms of a branch: of its input, of its output, and of the sum with the residual stream.
 struct Branch {
@@ -41,6 +30,7 @@ struct Layer {
   Activation activation;
   double scale, cap;
   const float *slopes, *sinks;
+  const Experts* experts;  // or null; then `gate`, `up` and `down` are those of the shared experts, or empty
 };
 
 // What an adapter adds to a product of a row x (K): scale B^T A x with A, B (rank, K or N). Without A it adds nothing.
@@ -78,68 +68,6 @@ struct Step {
 namespace {
 
 constexpr int64_t kWork = 1 << 15;  // weights that are worth a thread
-
-template <class Term>
-float total(int64_t count, const Term& term) {
-  Floats totals = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    Floats terms;
-    for (int j = 0; j < kLanes; j++) terms[j] = term(i + j);
-    totals += terms;
-  }
-  float found = sum(totals);
-  for (; i < count; i++) found += term(i);
-  return found;
-}
-
-void normalise(const Norm& norm, const float* x, float* y) {
-  const int64_t width = norm.width;
-  const float mean = norm.kind == kLayerNorm ? total(width, [&](int64_t i) { return x[i]; }) / width : 0.f;
-  const float square = total(width, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / width;
-  const float factor = 1.f / std::sqrt(square + static_cast<float>(norm.eps)), more = norm.kind == kZeroCenteredRMSNorm;
-  for (int64_t i = 0; i < width; i++) y[i] = (x[i] - mean) * factor * (norm.weight[i] + more);
-  if (norm.bias)
-    for (int64_t i = 0; i < width; i++) y[i] += norm.bias[i];
-}
-
-// e^-|x| and 1 / (1 + e^-x).
-inline Floats sigmoid(Floats x) {
-  const Floats small = exponential(x < 0.f ? x : -x), other = 1.f / (1.f + small);
-  return x < 0.f ? small * other : other;
-}
-
-// Abramowitz and Stegun 7.1.26, wrong by at most 1.5e-7.
-inline Floats error_function(Floats x) {
-  const Floats size = x < 0.f ? -x : x, t = 1.f / (1.f + 0.3275911f * size);
-  const Floats series =
-      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  const Floats found = 1.f - series * exponential(-size * size);
-  return x < 0.f ? -found : found;
-}
-
-inline Floats activated(Activation activation, Floats x) {
-  switch (activation) {
-    case kReLU:
-      return x < 0.f ? Floats{} : x;
-    case kReLUSquared:
-      return x < 0.f ? Floats{} : x * x;
-    case kGELU:
-      return 0.5f * x * (1.f + error_function(x * 0.707106781f));
-    case kGELUTanh:
-      return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
-    default:
-      return x * sigmoid(x);
-  }
-}
-
-// hidden = act(hidden), or with a gate act(gate) * hidden.
-void activate(Activation activation, float* hidden, const float* gate, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Floats found = activated(activation, load<Floats>((gate ? gate : hidden) + i));
-    store(hidden + i, gate ? found * load<Floats>(hidden + i) : found);
-  }
-}
 
 // Rotates pairs (i, i + count) by their angles.
 void rotate(float* x, const float* cos, const float* sin, int64_t count) {
@@ -181,6 +109,7 @@ struct Block {
   Attend attend;
   Write write;
   const Buffers& at;
+  const std::optional<Mixture>& mixture;
   int64_t threads;
   Worker& worker;
 
@@ -288,28 +217,27 @@ struct Block {
   // Adds the output of attention to `out`, and that of the feed-forward network for `x`.
   void feed_forward(const float* x, float* out) const {
     const int64_t width = layer.up.N;
-    const bool is_gated = layer.gate.multiply;
+    const float* input = layer.feed_forward.before.kind == kNone ? x : at.normed;
     by_row([&](int64_t r) {
       change(r, kO, layer.o, at.attended, at.found);
       add(layer.attention, out, r);
-      const float* normed = before(layer.feed_forward.before, x, r);
-      is_gated ? round(normed, r, layer.up, layer.gate) : round(normed, r, layer.up);
+      round(before(layer.feed_forward.before, x, r), r, layer.up, layer.gate);
+      if (mixture) mixture->enter(x, input, r);
     });
-    const float* input = layer.feed_forward.before.kind == kNone ? x : at.normed;
-    if (is_gated) {
-      products(input, {&layer.up, &layer.gate}, {at.hidden, at.gate});
-    } else {
-      products(input, {&layer.up}, {at.hidden});
-    }
+    products(input, {&layer.up, &layer.gate}, {at.hidden, at.gate});
+    if (mixture) mixture->score(input);
     by_row([&](int64_t r) {
       change(r, kUp, layer.up, input, at.hidden);
-      if (is_gated) change(r, kGate, layer.gate, input, at.gate);
-      activate(layer.activation, at.hidden + r * width, is_gated ? at.gate + r * width : nullptr, width);
+      change(r, kGate, layer.gate, input, at.gate);
+      activate(layer.activation, at.hidden + r * width, layer.gate.multiply ? at.gate + r * width : nullptr, width);
       round(at.hidden, r, layer.down);
+      if (mixture) mixture->choose(r);
     });
     products(at.hidden, {&layer.down}, {at.found});
+    if (mixture) mixture->run(input);
     by_row([&](int64_t r) {
       change(r, kDown, layer.down, at.hidden, at.found);
+      if (mixture) mixture->add(input, at.found, r, layer.down.multiply);
       add(layer.feed_forward, out, r);
     });
   }
@@ -322,28 +250,39 @@ extern "C" {
 // out = the residual stream x (R, D) after the blocks of `count` steps, which have the same tokens and width.
 void run_blocks(const Step* steps, int64_t count, const float* x, float* out, Attend attend, Write write, int64_t threads) {
   thread_local std::vector<float> memory;
+  thread_local Choices of_thread;
   Scratch scratch(memory);
+  Choices& choices = of_thread;  // this thread's, in all threads of the team
   const int64_t rows = steps->tokens->count, width = steps->layer->width;
-  int64_t widths[11] = {width}, weights = 0, offsets[std::size(widths)];
+  std::vector<int64_t> widths, offsets;  // numbers of each row in each buffer
+  int64_t weights = 0;
   for (const Step* step = steps; step < steps + count; step++) {
     const Layer& layer = *step->layer;
+    const Experts* experts = layer.experts;
     const int64_t rounded = rounded_floats(1, std::max({layer.width, layer.o.K, layer.up.N}));
-    const int64_t needed[] = {width,      layer.q.N,    layer.k.N, layer.v.N, layer.o.K, width,
-                              layer.up.N, layer.gate.N, rounded,   rounded,   rounded};
-    for (size_t i = 0; i < std::size(widths); i++) widths[i] = std::max(widths[i], needed[i]);
-    weights = std::max(weights, width * (layer.q.N + layer.up.N));
+    std::vector<int64_t> needed = {width,      layer.q.N,    layer.k.N, layer.v.N, layer.o.K, width,
+                                   layer.up.N, layer.gate.N, rounded,   rounded,   rounded,   width};
+    for (int64_t more : expert_widths(experts, width)) needed.push_back(more);
+    widths.resize(needed.size());
+    for (size_t i = 0; i < widths.size(); i++) widths[i] = std::max(widths[i], needed[i]);
+    weights = std::max(weights, width * (layer.q.N + layer.up.N + (experts ? experts->per_token * experts->up->N : 0)));
+    if (experts) choices.reserve(rows * experts->per_token, experts->count);
   }
-  for (size_t i = 0; i < std::size(widths); i++) offsets[i] = scratch.reserve(rows * widths[i]);
-  const int64_t between = scratch.reserve(rows * width);
+  for (int64_t needed : widths) offsets.push_back(scratch.reserve(rows * needed));
   auto at = [&](int i) { return scratch.at(offsets[i]); };
   const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
-  float* const streams[] = {out, scratch.at(between)};
+  const ExpertBuffers of_experts{at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20)};
+  float* const streams[] = {out, at(11)};
   together(std::min(threads, 1 + weights / kWork), [&](Worker& worker) {
     const float* from = x;
     for (int64_t i = 0; i < count; i++) {
       const Step& step = steps[i];
+      const Layer& layer = *step.layer;
       float* to = streams[(count - 1 - i) % 2];
-      Block{*step.layer, *step.tokens, step.keys, step.values, step.changes, attend, write, buffers, threads, worker}.run(
+      std::optional<Mixture> mixture;
+      if (layer.experts)
+        mixture.emplace(Mixture{*layer.experts, of_experts, choices, layer.activation, rows, width, threads, worker});
+      Block{layer, *step.tokens, step.keys, step.values, step.changes, attend, write, buffers, mixture, threads, worker}.run(
           from, to);
       from = to;
     }

@@ -231,12 +231,17 @@ struct Product {
   float* y;
 };
 
+// The rows, of `total` rows of matrices, that a thread takes at a time.
+inline int64_t rows_together(int64_t total, int64_t threads) {
+  constexpr int64_t kRows = 48, kMost = 16;  // whole tiles of every kernel; tiles at a time
+  return kRows * std::clamp<int64_t>(total / (kRows * 4 * threads), 1, kMost);
+}
+
 template <int count>
 inline void multiply(Worker& worker, const Product (&products)[count], int64_t M, int64_t threads) {
-  constexpr int64_t kRows = 48, kMost = 16;  // whole tiles of every kernel; tiles at a time
   int64_t total = 0, ends[count];
   for (const Product& product : products) total += product.linear->N;
-  const int64_t rows = kRows * std::clamp<int64_t>(total / (kRows * 4 * threads), 1, kMost);
+  const int64_t rows = rows_together(total, threads);
   for (int i = 0; i < count; i++) ends[i] = (i ? ends[i - 1] : 0) + (products[i].linear->N + rows - 1) / rows;
   worker.share(ends[count - 1], [&](int64_t item) {
     int i = 0;
