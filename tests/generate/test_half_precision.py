@@ -129,9 +129,13 @@ def test_matrices_in_16_bits_are_not_widened_on_the_way(toy_model: Build) -> Non
     assert widened.count == sum(tensor.numel() for tensor in others)
 
 
-def test_changed_weights_are_used(toy_model: Build, characters: CharTokenizer) -> None:
-    """Also those of norms, which are copied."""
-    model, other = toy_model().bfloat16(), toy_model(seed=5).bfloat16()
+@pytest.mark.parametrize("network", [{}, {"experts": {"count": 4, "per_token": 1}}])
+def test_changed_weights_are_used(toy_model: Build, characters: CharTokenizer, network: dict[str, Any]) -> None:
+    """Also those of norms, and what balances experts, which are copied."""
+    model, other = toy_model(**network).bfloat16(), toy_model(seed=5, **network).bfloat16()
+    for name, tensor in other.named_buffers():
+        if name.endswith("balance"):
+            tensor.copy_(torch.tensor([9.0, 0.0, 0.0, 0.0]))
     generator = Generator(model, characters)
     before = generator.generate(PROMPTS, GREEDY)
     model.load_state_dict(other.state_dict())

@@ -219,7 +219,7 @@ def prepared(model: Transformer) -> tuple[Transformer, list[tuple[Tensor, Tensor
             copy.pack_projections()
         return copy, []
     copy = with_native_products(model).eval()
-    both = zip(copy.parameters(), model.parameters(), strict=True)
+    both = zip(*((*network.parameters(), *network.buffers()) for network in (copy, model)), strict=True)
     copies = [(mine, own.detach()) for mine, own in both if mine.dtype != own.dtype]
     return with_native_blocks(copy), [pair for pair in copies if not isinstance(pair[0], StoredWeight)]
 

@@ -43,6 +43,7 @@ _EVER = timedelta(days=365)  # a server may be idle for a long time
 _ARRIVAL = timedelta(minutes=5)
 _ADDRESS = "127.0.0.1"
 _ROOM = 8192  # integers of a message that all processes expect; the rest of a longer one follows
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that hidden states may have
 
 
 class _Kind(IntEnum):
@@ -163,8 +164,8 @@ class _LeadingHead(nn.Module):
         followers = self.led.followers
         if followers.are_computing:  # a pass, in which every process has the hidden states
             return cast(Tensor, super().forward(hidden))
-        sizes, dtype = hidden.shape, str(hidden.dtype).removeprefix("torch.")
-        with followers.together(_Kind.LOGITS, self.led.number, _letters({"sizes": sizes, "dtype": dtype})):
+        about = [_DTYPES.index(hidden.dtype), *hidden.shape]
+        with followers.together(_Kind.LOGITS, self.led.number, about):
             hidden = hidden.contiguous()
             dist.broadcast(hidden, 0)
             return cast(Tensor, super().forward(hidden))
@@ -295,8 +296,7 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
                 if kind == _Kind.WHOLE:
                     hidden_states(models[number], [content])
                 elif kind == _Kind.LOGITS:
-                    given = json.loads(bytes(content))
-                    hidden = torch.empty(given["sizes"], dtype=getattr(torch, given["dtype"]), device=device)
+                    hidden = torch.empty(content[1:], dtype=_DTYPES[content[0]], device=device)
                     dist.broadcast(hidden, 0)
                     models[number].lm_head(hidden)
                 elif kind == _Kind.STATES:
