@@ -171,8 +171,8 @@ def test_passes_over_static_buffers_write_what_passes_with_new_ones_do(
     monkeypatch.setattr(StaticPasses, "run", counted)
     generator = Generator(model, tokenizer, max_batch_size=3)
     found = [generator.generate(prompts, configs) for _ in range(2)]
-    # Native code is told of a pass once, either of all blocks together or, with experts, of none.
-    assert len(described) > 40 and set(described) == {0 if "experts" in network else 1}
+    # Native code is told of a pass once, of all blocks together.
+    assert len(described) > 40 and set(described) == {1}
     monkeypatch.setattr(StaticPasses, "of", lambda *_: None)
     expected = Generator(model, tokenizer, max_batch_size=3).generate(prompts, configs)
     monkeypatch.setattr(Engine, "build", partial(Engine.build, steps_ahead=0))

@@ -37,10 +37,13 @@ from .conftest import Live, model_of, tiny, wait_for
 PARTS = (Beam, BlockManager, Candidate, Choice, LookupDrafter, PagedRunner, Request, Sampled, Sampler, Scheduler)
 
 
+APART = ("require", "prepare")  # methods that others call, before a request or before the thread begins
+
+
 def used(*codes: Any) -> set[str]:
-    """The names of all attributes in the source of classes and functions; `require` does not run in the thread."""
+    """The names of all attributes in the source of classes and functions, but for what does not run in the thread."""
     trees = [ast.parse(dedent(inspect.getsource(code))).body[0] for code in codes]
-    parts = [part for tree in trees for part in getattr(tree, "body", ()) if getattr(part, "name", "") != "require"]
+    parts = [part for tree in trees for part in getattr(tree, "body", ()) if getattr(part, "name", "") not in APART]
     return {node.attr for part in parts for node in ast.walk(part) if isinstance(node, ast.Attribute)}
 
 

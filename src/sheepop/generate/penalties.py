@@ -77,8 +77,7 @@ class Penalties:
             more = [(row, each) for row, each in enumerate(guesses) if number < len(each)]
             _add(state, [(row, places[row].width + number, each[number]) for row, each in more])
         tokens, counts = state
-        configs = [config for _, config, *_ in rows]
-        settings = torch.tensor([[c.repetition_penalty, c.presence_penalty, c.frequency_penalty] for c in configs])
+        settings = torch.tensor([_settings(config) for _, config, *_ in rows])
         repetition, presence, frequency = upload(settings.to(scores.dtype), scores.device).T[..., None]
         found = scores[numbers[:, None], tokens]
         subtracted = torch.where(counts > 0, presence + frequency * counts, 0)
@@ -106,6 +105,10 @@ class Penalties:
             sizes = (max(columns, power_of_two(width)) - columns, max(height, power_of_two(slots)) - height)
             self._state = torch.nn.functional.pad(self._state, (0, sizes[0], 0, sizes[1]))
             self._state[:, :, columns:] = self._state[:, :, :1]
+
+
+def _settings(config: GenerationConfig) -> tuple[float, float, float]:
+    return config.repetition_penalty, config.presence_penalty, config.frequency_penalty
 
 
 def _add(state: Tensor, new: Sequence[tuple[int, int, int]], sampled: Tensor | None = None) -> None:

@@ -88,11 +88,12 @@ def choose_by_triton(
 
 
 def _settings(configs: Sequence[GenerationConfig], seeds: Sequence[int]) -> NDArray[np.void]:
-    rows = [
-        (min(config.temperature, _HOTTEST), config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed)
-        for config, seed in zip(configs, seeds, strict=True)
-    ]
-    return np.array(rows, dtype=_SETTINGS)
+    return np.array([_row(config, seed) for config, seed in zip(configs, seeds, strict=True)], dtype=_SETTINGS)
+
+
+def _row(config: GenerationConfig, seed: int) -> tuple[float, ...]:
+    temperature = min(config.temperature, _HOTTEST)
+    return temperature, config.top_p, config.min_p, config.typical_p, config.top_k or 0, seed
 
 
 @cache
