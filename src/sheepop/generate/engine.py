@@ -243,7 +243,7 @@ class Engine:
         return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
 
     def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
-        """Adds the request's texts to a step; their logits are appended to those that are `used`, from row `first` on.
+        """Adds the request's texts to a step, and their rows of logits, from row `first` on, to those that are `used`.
 
         New candidates share those of the first.
         """
@@ -282,7 +282,7 @@ class Engine:
         return updates
 
     def _settle(self, candidate: Candidate, end: int, num_new: int) -> None:
-        """Records that new tokens, behind the first `end`, are stored, or frees the blocks of a text.
+        """Records that the new tokens behind the first `end` are stored, or frees the blocks of a text.
 
         A text that has ended needs none, and one that slides is read again.
         """

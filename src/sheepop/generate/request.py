@@ -304,10 +304,10 @@ class Request:
     """A prompt, its settings, and the texts that continue it: `num_candidates` of them, or the branches of a beam.
 
     Messages call its prompt `name`. The attribute `seed` is derived from the argument `seed`, the caller's, and the
-    prompt's `index`. `matcher` enforces
-    a grammar. Requests run in order of `priority`, smaller first, then of `number`. Only requests of the same `tenant`
-    and `adapter` share cached prefixes. The text has the special tokens of `shown_ids`. `writing` are the unfinished
-    texts. If a request `can_run_ahead`, the network can read a token before the host knows it.
+    prompt's `index`. `matcher` enforces a grammar. Requests run in order of `priority`, smaller first, then of
+    `number`. Only requests of the same `tenant` and `adapter` share cached prefixes. The text has the special tokens of
+    `shown_ids`. `writing` are the unfinished texts. If a request `can_run_ahead`, the network can read a token before
+    the host knows it.
     """
 
     def __init__(
@@ -395,5 +395,5 @@ class Request:
         return likeliest[: self.config.num_completions]
 
     def completions(self) -> list[Completion]:
-        """The completions of the chosen texts."""
+        """Returns the completions of the chosen texts."""
         return [candidate.completion() for candidate in self.chosen()]

@@ -87,7 +87,7 @@ class Weights:
 
     @property
     def whole(self) -> float:
-        """Bytes of the gathered weights."""
+        """The bytes of the gathered weights."""
         return self.padded * self.itemsize
 
     @property
@@ -172,7 +172,7 @@ class StageMemory:
 
 
 def stages_of(model: Transformer, layout: Layout, step: StepShape) -> list[StageMemory]:
-    """Returns the stages of `model`, each with the memory of one of its ranks; it may be on the meta device."""
+    """Returns the stages of `model`, which may be on the meta device, each with the memory of one of its ranks."""
     activations, back = _activations(model.config, layout.config, step)
     apart = 2 * activations.block_input
     blocks = []

@@ -61,7 +61,7 @@ _LASTING_CAUSES: Mapping[str, tuple[str, float, str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """A cause of trouble, in `words` with the evidence, since `step`; `changes` are settings that may cure it.
+    """A cause of trouble since `step`: `words` name it with the evidence, and `changes` are settings that may cure it.
 
     The learning rate among them is a factor of the run's own, and entries of `training.layers` stand before its own.
     """
@@ -113,7 +113,10 @@ def _slow(rows: Sequence[Row]) -> Advice | None:
 
 
 def _paths(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the loss along a path since the rate was highest, without the first quarter; none if too few."""
+    """Returns the rows with the loss along a path since the rate was highest, but for their first quarter.
+
+    There are none if they are too few.
+    """
     highest = _highest(rows)
     since = list(dropwhile(lambda row: row["learning_rate"] < highest, _having(rows, "learning_rate")))
     measured = _having(since, "loss_behind", "loss_ahead", "sharpness_share")
