@@ -107,6 +107,37 @@ def test_two_processes_write_what_one_writes(
         generators[1].generate(PROMPTS, GenerationConfig(batch_invariant=True))
 
 
+def test_all_processes_prepare_passes_together(
+    followers: Followers,
+    toy_model: ToyModel,
+    characters: CharTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A captured pass exchanges sums, so it needs every process; those that took part go on with other passes."""
+    save_model(tmp_path / "model", toy_model(), characters, {})
+    generator, kinds = Generator(followers.load(tmp_path / "model", torch.float64).model, characters), list[str]()
+    send = Followers.together
+
+    def noted(self: Followers, kind: Any, *about: Any) -> Any:
+        kinds.append(kind.name)
+        return send(self, kind, *about)
+
+    monkeypatch.setattr(Followers, "together", noted)
+    engine = generator.serving_engine(max_sequences=2, max_waiting=2)
+    engine.prepare()
+    request = generator.request("ab", GenerationConfig(max_new_tokens=6, min_new_tokens=6, temperature=0.0))
+    engine.add(request)
+    with torch.inference_mode():
+        while not engine.is_idle:
+            engine.step()
+    assert kinds == ["PREPARE", "CAPTURE", *["READ"] * 6]
+    expected = Generator(load_model(tmp_path / "model", "cpu", torch.float64).model, characters).generate(
+        ["ab"], request.config
+    )
+    assert request.completions()[0].token_ids == expected[0].token_ids
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_two_processes_write_from_integers_what_one_writes(
     tied: bool, followers: Followers, toy_model: ToyModel, characters: CharTokenizer, tmp_path: Path

@@ -55,6 +55,7 @@ class _Kind(IntEnum):
     STATES = 3
     WHOLE = 4
     LOGITS = 5
+    CAPTURE = 6
 
 
 class Followers:
@@ -180,6 +181,10 @@ class _LeadingRunner(PagedRunner):
         with self._followers.together(_Kind.PREPARE, self._number, [led.number, *_letters(settings)]):
             pass
 
+    def prepare(self, most: int) -> None:
+        with self._followers.together(_Kind.CAPTURE, self._number, [most]):
+            super().prepare(most)
+
     def read(self, reading: Reading, sources: Any = None, sampled: Tensor | None = None) -> Tensor:
         num_sampled = 0 if sampled is None else len(sampled)
         with self._followers.together(_Kind.READ, self._number, [num_sampled, *packed(reading)]):
@@ -301,6 +306,8 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
                     models[number].lm_head(hidden)
                 elif kind == _Kind.STATES:
                     runners[number].states(unpacked(content))
+                elif kind == _Kind.CAPTURE:
+                    runners[number].prepare(*content)
                 else:
                     num_sampled, *rest = content
                     sampled = torch.empty(num_sampled, dtype=torch.long, device=device) if num_sampled else None
