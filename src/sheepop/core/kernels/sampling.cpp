@@ -5,6 +5,7 @@
 // token's probability. Top-k, top-p and min-p each keep the tokens up to some (gap, id), in ascending order.
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <functional>
@@ -12,6 +13,9 @@
 #include <vector>
 
 #include "native.h"
+
+// For functions whose loops need all registers, which they lack in a large function.
+#define ALONE [[gnu::noinline]]
 
 extern "C" {
 
@@ -39,6 +43,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kRounding = 64 * FLT_EPSILON;
 constexpr int kShift = 16;  // keys whose upper 16 bits are equal share a bucket
 constexpr int64_t kBlock = 64;  // tokens, a multiple of the vectors
+constexpr int64_t kChunk = kBlock * kLanes;  // tokens that are added up in floats
 constexpr float kNear = 4.001f;  // a gap that few tokens of a text have, and most of the probability
 constexpr float kNearMass = 0.0183156f;  // e^-4
 
@@ -57,7 +62,7 @@ inline uint32_t bucket(float key) {
 
 // Buffers of a thread.
 struct Memory {
-  std::vector<float> gaps, masses, keys, hidden;
+  std::vector<float> masses, keys, hidden;
   std::vector<double> totals;
   std::vector<int64_t> ids, hidden_ids;
 };
@@ -70,25 +75,63 @@ inline Floats some(const float* x, int64_t i, int64_t count, float fill) {
   return found;
 }
 
-// The largest of `count` numbers that are not NaN, or -infinity; `is_finite` becomes false if one is infinite or NaN.
-float largest(const float* x, int64_t count, bool& is_finite) {
-  Floats found = spread<Floats>(-kInfinity), spoiled = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Floats part = some(x, i, count, x[0]);
-    found = part > found ? part : found;
-    spoiled += part * 0.f;
+// The gaps of a row's tokens, computed where they are needed: to write them down takes longer.
+struct Gaps {
+  const float* scores;
+  int64_t count;
+  float best, temperature;
+
+  float of(int64_t id) const { return gap(scores[id]); }
+  Floats from(int64_t id) const { return gap(some(scores, id, count, -kInfinity)); }
+
+  // The least score whose gap is below `limit`, or infinity: gaps do not grow with the score.
+  float least_score(float limit) const {
+    int32_t above = ordered(-kInfinity), found = ordered(best);
+    if (!(gap(best) < limit)) return kInfinity;
+    while (found - int64_t{above} > 1) {
+      const int32_t middle = (int64_t{above} + found) >> 1;
+      (gap(score(middle)) < limit ? found : above) = middle;
+    }
+    return score(found);
   }
-  float top = -kInfinity;
-  for (int j = 0; j < kLanes; j++) top = std::max(top, found[j]);
-  is_finite = sum(spoiled) == 0;
-  return top;
+
+ private:
+  template <class V>
+  V gap(V score) const { return (best - score) / temperature; }
+
+  // The bits of floats as integers of the same order, and back.
+  static int32_t ordered(float score) {
+    const int32_t bits = std::bit_cast<int32_t>(score);
+    return bits < 0 ? INT32_MIN - bits : bits;
+  }
+  static float score(int32_t bits) { return std::bit_cast<float>(bits < 0 ? INT32_MIN - bits : bits); }
+};
+
+// The two largest of some numbers that are not NaN, or -infinity, and whether all numbers are finite.
+struct Top {
+  float first, second;
+  bool is_finite;
+};
+
+ALONE Top largest(const float* x, int64_t count) {
+  Floats first = spread<Floats>(-kInfinity), second = first, spoiled = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats part = some(x, i, count, -kInfinity), lower = part > first ? first : part;
+    first = part > first ? part : first;
+    second = lower > second ? lower : second;
+    spoiled += some(x, i, count, 0.f) * 0.f;
+  }
+  float all[2 * kLanes];
+  store(all, first), store(all + kLanes, second);
+  std::partial_sort(all, all + 2, all + 2 * kLanes, std::greater<float>());
+  return {all[0], all[1], sum(spoiled) == 0};
 }
 
 // Adds up to `totals` what `add(i, parts)` adds to each part for `kLanes` places from i on, `first` <= i < `count`.
 template <int parts, class Add>
 void add_totals(int64_t first, int64_t count, double (&totals)[parts], const Add& add) {
-  for (int64_t begin = first; begin < count; begin += kBlock * kLanes) {
-    const int64_t end = std::min(count, begin + kBlock * kLanes);
+  for (int64_t begin = first; begin < count; begin += kChunk) {
+    const int64_t end = std::min(count, begin + kChunk);
     Floats found[parts] = {};
     for (int64_t i = begin; i < end; i += kLanes) add(i, found);
     for (int part = 0; part < parts; part++) totals[part] += sum(found[part]);
@@ -101,6 +144,11 @@ double total_of(int64_t count, const Value& value) {
   double total[1] = {};
   add_totals(0, count, total, [&](int64_t i, Floats(&part)[1]) { part[0] += value(i); });
   return total[0];
+}
+
+// log(e^x[0] + ... + e^x[count - 1]); `most` is the largest of x.
+ALONE double log_total(const float* x, int64_t count, float most) {
+  return most + std::log(total_of(count, [&](int64_t i) { return exponential(some(x, i, count, -kInfinity) - most); }));
 }
 
 // The end of the shortest beginning, in ascending order of keys (0 or more) and then of ids, whose weights reach
@@ -137,29 +185,26 @@ struct Race {
 
   explicit Race(uint64_t seed) : seed_(seed) {}
 
+  // The upper 31 bits of SplitMix64 (Steele, Lea and Flood 2014), whose last step changes only the others.
   static uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
+    return (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   }
 
   // Lets the tokens up to `end` run, but for those with a mass of 0; `count` is that of whole blocks.
-  void run(const float* gaps, const float* masses, int64_t count, const End& end) {
+  ALONE void run(const Gaps& gaps, const float* masses, int64_t count, const End& end) {
     const float least = std::exp(-end.key) * 0.999f;
-    float bound = kInfinity;
+    float bound = kInfinity, slow = least;
+    uint64_t counters[kBlock];
+    for (int64_t i = 0; i < kBlock; i++) counters[i] = (i + 1) * kStep;
     for (int64_t begin = 0; begin < count; begin += kBlock) {
-      Floats most = {};
-      for (int64_t i = begin; i < begin + kBlock; i += kLanes) {
-        const Floats mass = load<Floats>(masses + i);
-        most = mass > most ? mass : most;
-      }
-      float top = 0;
-      for (int j = 0; j < kLanes; j++) top = std::max(top, most[j]);
       // A time -log(1 - u) is at least u, so most tokens are known to be slower than the last of the first.
-      if (!(top >= least && top * bound >= kLeast)) continue;
+      FloatBits fast = {};
+      for (int64_t i = begin; i < begin + kBlock; i += kLanes) fast |= load<Floats>(masses + i) >= slow;
+      if (!any(fast)) continue;
       float numbers[kBlock];
       for (int64_t i = 0; i < kBlock; i++) {
-        const uint64_t bits = mixed(seed_ + (begin + i + 1) * 0x9E3779B97F4A7C15u);
+        const uint64_t bits = mixed(seed_ + begin * kStep + counters[i]);
         numbers[i] = (static_cast<int32_t>(bits >> 41) + 0.5f) * (2 * kLeast);
       }
       FloatBits arrived = {};
@@ -167,15 +212,17 @@ struct Race {
         arrived |= load<Floats>(numbers + i) <= bound * load<Floats>(masses + begin + i);
       if (!any(arrived)) continue;
       for (int64_t i = begin; i < begin + kBlock; i++) {
-        if (!(numbers[i - begin] <= bound * masses[i]) || !end.includes(gaps[i], i)) continue;
-        insert({std::log(-std::log1p(-numbers[i - begin])) + gaps[i], i});
+        if (!(numbers[i - begin] <= bound * masses[i]) || !end.includes(gaps.of(i), i)) continue;
+        insert({std::log(-std::log1p(-numbers[i - begin])) + gaps.of(i), i});
         bound = std::exp(first[kPlaces - 1].time) * 1.001;
+        slow = std::max(least, kLeast / bound);
       }
     }
   }
 
  private:
   static constexpr float kLeast = 0x1p-24f;  // of the random numbers
+  static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
   uint64_t seed_;
 
   void insert(Runner runner) {
@@ -186,75 +233,80 @@ struct Race {
 
 // Keeps the fewest tokens that reach `typical_p`, by the distance of their information from the entropy; the masses of
 // others become 0.
-void keep_typical(double typical_p, const float* gaps, float* masses, int64_t count, Memory& memory) {
-  memory.keys.resize(count);
+void keep_typical(double typical_p, const Gaps& gaps, float* masses, int64_t count, Memory& memory) {
+  memory.keys.assign(count + kLanes, 0.f);
   float* keys = memory.keys.data();
-  for (int64_t i = 0; i < count; i++) keys[i] = masses[i] > 0 ? masses[i] * gaps[i] : 0.f;
+  for (int64_t i = 0; i < count; i++) keys[i] = masses[i] > 0 ? masses[i] * gaps.of(i) : 0.f;
   const double total = total_of(count, [&](int64_t i) { return load<Floats>(masses + i); });
   const float mean = total_of(count, [&](int64_t i) { return load<Floats>(keys + i); }) / total;
-  for (int64_t i = 0; i < count; i++) keys[i] = masses[i] > 0 ? std::abs(gaps[i] - mean) : FLT_MAX;
+  for (int64_t i = 0; i < count; i++) keys[i] = masses[i] > 0 ? std::abs(gaps.of(i) - mean) : FLT_MAX;
   const End end = shortest(keys, masses, count, (typical_p - kRounding) * total, memory);
   for (int64_t i = 0; i < count; i++)
     if (!end.includes(keys[i], i)) masses[i] = 0;
 }
 
-// The masses of the tokens before each of two: of smaller gaps, or of the same and with smaller ids.
-void masses_before(const float* gaps, const float* masses, int64_t count, int64_t one, int64_t other, double (&found)[2]) {
-  const int64_t ids[] = {one, other}, bounds[] = {0, std::min(one, other), std::max(one, other), count};
-  found[0] = found[1] = 0;
+// Whether less than the mass `target` of the `total` lies before each of two tokens: of smaller gaps, or of the same and
+// with smaller ids. Most are known to be early after a part of the tokens, when the rest of the total does not lie before.
+ALONE void are_early(double target, double total, const Gaps& gaps, const float* masses, const int64_t (&ids)[2],
+                     bool (&early)[2]) {
+  const int64_t bounds[] = {0, std::min(ids[0], ids[1]), std::max(ids[0], ids[1]), gaps.count};
+  const double rest = total * (1 + kRounding) - target;
+  double totals[4] = {};  // before each, and not before each
   for (int part = 0; part < 3; part++) {
-    float limits[2];
-    for (int k = 0; k < 2; k++)
-      limits[k] = bounds[part] < ids[k] ? std::nextafter(gaps[ids[k]], kInfinity) : gaps[ids[k]];
-    const int64_t end = bounds[part + 1];
-    add_totals(bounds[part], end, found, [&](int64_t i, Floats(&parts)[2]) {
-      const Floats gap = some(gaps, i, end, kInfinity), mass = some(masses, i, end, 0.f);
-      for (int k = 0; k < 2; k++) parts[k] += gap < limits[k] ? mass : Floats{};
-    });
+    float least[2];  // of the scores before each
+    for (int k = 0; k < 2; k++) {
+      const float gap = gaps.of(ids[k]);
+      least[k] = gaps.least_score(bounds[part] < ids[k] ? std::nextafter(gap, kInfinity) : gap);
+    }
+    for (int64_t begin = bounds[part]; begin < bounds[part + 1] && std::min(totals[2], totals[3]) <= rest; begin += kChunk) {
+      const int64_t end = std::min(bounds[part + 1], begin + kChunk);
+      add_totals(begin, end, totals, [&](int64_t i, Floats(&parts)[4]) {
+        const Floats score = some(gaps.scores, i, end, -kInfinity), mass = some(masses, i, end, 0.f);
+        for (int k = 0; k < 2; k++) {
+          const Floats before = score >= least[k] ? mass : Floats{};
+          parts[k] += before, parts[2 + k] += mass - before;
+        }
+      });
+    }
   }
+  for (int k = 0; k < 2; k++) early[k] = totals[k] < target;
 }
 
 // Lets the tokens up to `end` run of which less than the mass `target` lies before. That is tested for the few that come
 // first, so that the last one of them all need not be known.
-void choose_first(uint64_t seed, double target, End end, const float* gaps, const float* masses, int64_t count,
-                  Race::Runner (&chosen)[2]) {
+void choose_first(uint64_t seed, double target, double total, End end, const Gaps& gaps, const float* masses,
+                  int64_t padded, Race::Runner (&chosen)[2]) {
   for (bool is_done = false; !is_done;) {
     Race race(seed);
-    race.run(gaps, masses, count, end);
+    race.run(gaps, masses, padded, end);
     is_done = race.first[Race::kPlaces - 1].time == kInfinity;  // no others have come
     int kept = 0;
-    double before[2] = {};
+    bool early[2] = {true, true};
     for (int i = 0; i < Race::kPlaces && kept < 2; i++) {
       const Race::Runner& runner = race.first[i];
       if (runner.time == kInfinity) break;
       if (i % 2 == 0 && target < kInfinity)
-        masses_before(gaps, masses, count, runner.id, race.first[i + 1].id, before);
-      if (before[i % 2] < target) {
+        are_early(target, total, gaps, masses, {runner.id, race.first[i + 1].id}, early);
+      if (early[i % 2]) {
         chosen[kept++] = runner;
-      } else if (end.includes(gaps[runner.id], runner.id)) {
-        end = {gaps[runner.id], runner.id - 1};
+      } else if (end.includes(gaps.of(runner.id), runner.id)) {
+        end = {gaps.of(runner.id), runner.id - 1};
       }
     }
     is_done |= kept == 2;
   }
 }
 
-void draw(const float* scores, int64_t count, const Settings& settings, Choice& choice, Memory& memory) {
+ALONE void draw(const float* scores, int64_t count, const Settings& settings, Choice& choice, Memory& memory) {
   const int64_t padded = (count + kBlock - 1) / kBlock * kBlock;
-  memory.gaps.resize(padded), memory.masses.resize(padded);
-  float *gaps = memory.gaps.data(), *masses = memory.masses.data();
+  memory.masses.resize(padded);
+  float* masses = memory.masses.data();
   const float temperature = std::max(static_cast<float>(settings.temperature), FLT_MIN);
-  const float best = choice.best;
-  double totals[2] = {};  // of all masses, and of those that are near
-  const double &total = totals[0], &near = totals[1];
-  const auto add = [](Floats mass, Floats(&parts)[2]) {
-    parts[0] += mass;
-    parts[1] += mass >= kNearMass ? mass : Floats{};
-  };
-  add_totals(0, padded, totals, [&](int64_t i, Floats(&parts)[2]) {
-    const Floats gap = (best - some(scores, i, count, -kInfinity)) / temperature, mass = exponential(-gap);
-    store(gaps + i, gap), store(masses + i, mass);
-    add(mass, parts);
+  const Gaps gaps = {scores, count, static_cast<float>(choice.best), temperature};
+  double total = total_of(padded, [&](int64_t i) {
+    const Floats mass = exponential(-gaps.from(i));
+    store(masses + i, mass);
+    return mass;
   });
   End end = {FLT_MAX, count};
   double target = kInfinity;
@@ -262,28 +314,34 @@ void draw(const float* scores, int64_t count, const Settings& settings, Choice& 
     if (end.includes(other.key, other.id)) end = other;
   };
   auto drop_others = [&]() {
-    for (int64_t i = 0; i < padded; i++) masses[i] = end.includes(gaps[i], i) ? masses[i] : 0.f;
-    totals[0] = totals[1] = 0;
-    add_totals(0, padded, totals, [&](int64_t i, Floats(&parts)[2]) { add(load<Floats>(masses + i), parts); });
+    for (int64_t i = 0; i < count; i++) masses[i] = end.includes(gaps.of(i), i) ? masses[i] : 0.f;
+    total = total_of(padded, [&](int64_t i) { return load<Floats>(masses + i); });
+  };
+  auto shortest_gaps = [&](const float* weights, double target) {
+    memory.keys.resize(padded);
+    for (int64_t i = 0; i < padded; i += kLanes) store(&memory.keys[i], gaps.from(i));
+    return shortest(memory.keys.data(), weights, count, target, memory);
   };
   if (settings.top_k && settings.top_k < count) {
-    narrow(shortest(gaps, nullptr, padded, settings.top_k, memory));
+    narrow(shortest_gaps(nullptr, settings.top_k));
     drop_others();
   }
   if (settings.top_p < 1) target = std::max<double>((settings.top_p - kRounding) * total, FLT_MIN);
   if (settings.min_p > 0) narrow({-std::log(static_cast<float>(settings.min_p)), count});
   if (settings.typical_p < 1) {
-    if (settings.top_p < 1) narrow(shortest(gaps, masses, padded, target, memory));
+    if (settings.top_p < 1) narrow(shortest_gaps(masses, target));
     drop_others();
-    keep_typical(settings.typical_p, gaps, masses, padded, memory);
+    keep_typical(settings.typical_p, gaps, masses, count, memory);
     target = kInfinity;
   } else if (settings.top_p < 1) {
     // Where near tokens have enough of the mass, no others are kept; else the rest beyond a gap has less than 1 - p.
+    const auto near = [&](int64_t i) { return load<Floats>(masses + i) >= kNearMass ? load<Floats>(masses + i) : Floats{}; };
+    const bool are_few = total < count * kNearMass;
     const double furthest = std::log(count / ((1 - settings.top_p) * total)) + 1e-3;
-    narrow({near > target ? kNear : static_cast<float>(std::max(0.0, furthest)), count});
+    narrow({are_few && total_of(padded, near) > target ? kNear : static_cast<float>(std::max(0.0, furthest)), count});
   }
   Race::Runner chosen[2];
-  choose_first(settings.seed, target, end, gaps, masses, padded, chosen);
+  choose_first(settings.seed, target, total, end, gaps, masses, padded, chosen);
   choice.token = chosen[0].id;
   choice.lead = (chosen[1].time - chosen[0].time) * temperature;
 }
@@ -298,40 +356,25 @@ int64_t place_of(float wanted, const float* x, int64_t count) {
   return 0;
 }
 
-// The first of the largest scores, that score, and its lead over the second.
-void take_likeliest(const float* scores, int64_t count, Choice& choice) {
-  Floats first = spread<Floats>(-kInfinity), second = first;
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Floats part = some(scores, i, count, -kInfinity), lower = part > first ? first : part;
-    first = part > first ? part : first;
-    second = lower > second ? lower : second;
-  }
-  float all[2 * kLanes];
-  store(all, first), store(all + kLanes, second);
-  std::partial_sort(all, all + 2, all + 2 * kLanes, std::greater<float>());
-  choice.token = place_of(all[0], scores, count);
-  choice.lead = all[0] - all[1];
-  choice.best = all[0];
-}
-
 // The `hidden_ids` cannot be chosen: their scores are -infinity meanwhile.
 void choose_one(const float* logits, float* scores, int64_t count, const Settings& settings, Choice& choice,
                 Memory& memory) {
-  bool is_finite, is_same = scores == logits;
-  const float most = largest(logits, count, is_finite);
-  choice.log_total =
-      most + std::log(total_of(count, [&](int64_t i) { return exponential(some(logits, i, count, -kInfinity) - most); }));
-  choice.usable = is_finite;
+  Top top = largest(logits, count);
+  bool is_same = scores == logits;
+  choice.log_total = log_total(logits, count, top.first);
+  choice.usable = top.is_finite;
   memory.hidden.clear();
   for (int64_t id : memory.hidden_ids) {
-    is_same &= scores[id] < most;
+    is_same &= scores[id] < top.second;
     memory.hidden.push_back(scores[id]);
     scores[id] = -kInfinity;
   }
+  if (!is_same) top = largest(scores, count);
+  choice.best = top.first;
   if (settings.temperature == 0) {
-    take_likeliest(scores, count, choice);
+    choice.token = place_of(top.first, scores, count);
+    choice.lead = top.first - top.second;
   } else {
-    choice.best = is_same ? most : largest(scores, count, is_finite);
     draw(scores, count, settings, choice, memory);
   }
   for (size_t i = memory.hidden.size(); i-- > 0;) scores[memory.hidden_ids[i]] = memory.hidden[i];
