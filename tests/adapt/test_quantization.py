@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sheepop.adapt.quantization import input_importance, quantizable, quantize, quantized
 from sheepop.adapt.stored_weight import Format, StoredWeight
-from sheepop.checkpoint import load_model, save_model
+from sheepop.checkpoint import load_model, model_directory, save_model
 from sheepop.checkpoint.model_directory import open_model, unique_weights
 from sheepop.core.errors import CheckpointError, UsageError
 from sheepop.core.files import read_json, write_checksums, write_json
@@ -151,6 +151,22 @@ def test_a_disk_keeps_the_rounded_model(form: Format, experts: dict[str, Any], t
     write_checksums(tmp_path / "model")
     with pytest.raises(CheckpointError, match=r"quantization|weights"):
         load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("form", [None, "int8", "int4"])
+def test_a_machine_with_two_nodes_of_memory_loads_the_same_weights(
+    form: Format | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = build_model(ModelConfig.model_validate({**SIZES, **EXPERTS}), 0)
+    save_model(tmp_path / "model", quantize(model, form) if form else model, CharTokenizer(), {})
+    loaded = load_model(tmp_path / "model").model
+    monkeypatch.setattr(model_directory, "memory_nodes", lambda: 2)
+    moved = load_model(tmp_path / "model").model
+    input_ids = torch.arange(20)[None]
+    assert torch.equal(moved(input_ids), loaded(input_ids))
+    for name, weight in moved.named_parameters():
+        numbers = weight.memory[0] if isinstance(weight, StoredWeight) else weight
+        assert numbers.untyped_storage().nbytes() == numbers.nbytes, name  # not a part of what the file filled
 
 
 def test_a_model_of_floats_is_of_the_first_version(tmp_path: Path) -> None:

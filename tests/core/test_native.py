@@ -44,6 +44,24 @@ extern "C" void sum(int64_t* numbers, int64_t count, int64_t loops, int64_t thre
   });
 }
 """
+# Writes which thread computed each item of each owner; both threads are there before the first item.
+OWNERS = """
+#include "native.h"
+extern "C" void own(int64_t* computed_by, const int64_t* sizes) {
+  std::atomic<int> arrived{0};
+  together(2, [&](Worker& worker) {
+    arrived++;
+    while (arrived < 2) std::this_thread::yield();
+    bool has_begun = false;
+    worker.share_parts([&](int64_t owner) { return sizes[owner]; }, [&](int64_t owner, int64_t i) {
+      computed_by[(owner ? sizes[0] : 0) + i] = omp_get_thread_num();
+      if (!has_begun) arrived++;
+      has_begun = true;
+      while (arrived < 4) std::this_thread::yield();
+    });
+  });
+}
+"""
 needs_compiler = pytest.mark.skipif(compiler_command() is None, reason="there is no C++ compiler")
 needs_levels = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one level")
 
@@ -175,6 +193,19 @@ def test_threads_share_loops_and_wait_for_their_items(source: Path) -> None:
         numbers = (ctypes.c_uint64 * ((loops + 1) * count))(*expected[0])
         library.sum(numbers, *map(ctypes.c_int64, (count, loops, threads)))
         assert list(numbers) == [number for row in expected for number in row]
+
+
+@needs_compiler
+def test_a_thread_begins_with_its_own_items_and_helps_with_others(source: Path) -> None:
+    """Every pass reads the same rows in the same thread, unless that one is late."""
+    source.write_text("#include <thread>\n" + OWNERS)
+    library = native_library(source)
+    assert library is not None
+    for sizes in ((1, 1), (3, 200), (200, 3)):
+        computed_by = (ctypes.c_int64 * sum(sizes))(*[-1] * sum(sizes))
+        library.own(computed_by, (ctypes.c_int64 * 2)(*sizes))
+        assert computed_by[0] == 0 and computed_by[sizes[0]] == 1
+        assert set(computed_by) == {0, 1}
 
 
 @needs_compiler

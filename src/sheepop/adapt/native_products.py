@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import ALIGNED, Format, StoredWeight, has_kernels
 from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
-from sheepop.core.huge_pages import move_to_huge_pages
+from sheepop.core.memory_placement import move_to_huge_pages
 from sheepop.core.native import name_of, native_kernels_allowed, native_library, say_once
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts, Router

@@ -22,6 +22,7 @@ from sheepop.adapt.tiles import GROUP, TILE, rows_of, tiles_of, units, unpacked_
 from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
 from sheepop.core.device import has_fp8
 from sheepop.core.kernel_build import KERNELS
+from sheepop.core.memory_placement import copied_by_threads
 from sheepop.core.native import Loaded, address, load_kernel, name_of, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
@@ -155,6 +156,10 @@ class StoredWeight(Tensor):
     def memory(self) -> list[Tensor]:
         """The tensors that the matrix is stored in."""
         return [part for part in self._parts if part is not None]
+
+    def move_to_threads(self) -> None:
+        """Copies the numbers to memory near the threads that read them; see `copied_by_threads`."""
+        self._parts = (copied_by_threads(self._parts[0], are_experts=self.ndim > 2), *self._parts[1:])
 
     def part(self, number: int, count: int, dimension: int) -> StoredWeight:
         """Returns one of `count` parts along a dimension, cut as by ``torch.chunk`` and as exact as the whole.

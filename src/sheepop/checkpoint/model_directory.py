@@ -46,7 +46,8 @@ from sheepop.checkpoint.weight_files import WEIGHTS, listed, open_weights
 from sheepop.core.device import return_freed_memory
 from sheepop.core.errors import CheckpointError
 from sheepop.core.files import atomic_directory, read_json
-from sheepop.core.machine import usable_cores
+from sheepop.core.machine import memory_nodes, usable_cores
+from sheepop.core.memory_placement import copied_by_threads
 from sheepop.model import ModelConfig, Transformer, blank_model
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.tokenizer import Tokenizer, load_tokenizer
@@ -154,9 +155,13 @@ def load_model(
         load_weights(model, weights(), directory)
     return_freed_memory()
     common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
+    moves = torch.device(device).type == "cpu" and not mapped and memory_nodes() > 1
     for parameter in model.parameters():  # buffers, such as position tables, keep their precision
         if not isinstance(parameter, StoredWeight):
-            parameter.data = parameter.data.to(common)
+            data = parameter.data.to(common)
+            parameter.data = copied_by_threads(data, are_experts=data.ndim > 2) if moves else data
+        elif moves:
+            parameter.move_to_threads()
     if adapter is not None:
         put_changes(model, adapter, read_weights(directory / ADAPTER), directory / ADAPTER)
         model = merged(model) if merge and quantization is None else model

@@ -167,6 +167,12 @@ def usable_cores() -> float:
     return float(affinity) if quota is None else min(float(affinity), quota)
 
 
+def memory_nodes() -> int:
+    """Returns the number of parts of the memory of which each is near some of the processors (NUMA nodes)."""
+    spans = [span.split("-") for span in system_text("/sys/devices/system/node/has_memory").split(",")]
+    return max(1, sum(int(span[-1]) - int(span[0]) + 1 for span in spans if span[0]))
+
+
 def find_compiler() -> str | None:
     """Returns the first line of ``--version`` of the C++ compiler on this machine, or None if there is none."""
     command = compiler_command()

@@ -211,13 +211,15 @@ struct Mixture {
   // Multiplies with matrices of all chosen experts, which `linear` of a product has one after another, or is null.
   void multiply(const Product& one, const Product& other) const {
     const int64_t slots = std::min(rows * experts.per_token, experts.count), N = one.linear->N;
-    const int64_t size = rows_together(slots * (other.linear ? 2 * N : N), threads), pieces = (N + size - 1) / size;
-    const int64_t all = other.linear ? 2 * pieces : pieces;
-    worker.share(slots * all, [&](int64_t item) {
-      const int64_t slot = item / all, piece = item % all, from = piece % pieces * size;
+    const int64_t matrices = slots * (other.linear ? 2 : 1);
+    const int64_t size = rows_together(matrices * N, threads), pieces = (N + size - 1) / size;
+    const auto first = [&](int64_t owner) { return first_of(owner, pieces, worker.threads()); };
+    const auto own = [&](int64_t owner) { return first(owner + 1) - first(owner); };
+    worker.share_parts([&](int64_t owner) { return matrices * own(owner); }, [&](int64_t owner, int64_t item) {
+      const int64_t matrix = item / own(owner), slot = matrix % slots, from = (first(owner) + item % own(owner)) * size;
       if (slot >= choices.used) return;
       const int64_t begin = choices.begins[slot], M = choices.begins[slot + 1] - begin;
-      const Product& product = piece < pieces ? one : other;
+      const Product& product = matrix < slots ? one : other;
       const Linear* linear = product.linear + choices.chosen[slot];
       const float* inputs = static_cast<const float*>(product.inputs) + rounded_floats(begin, linear->K);
       linear->multiply(linear, inputs, product.y + begin * N, M, from, std::min(N, from + size));

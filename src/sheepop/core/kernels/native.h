@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -160,26 +161,53 @@ inline void share(int64_t count, int64_t least, int64_t threads, const Work& wor
 // The items that a thread takes at a time, because each fetches the memory of the next.
 inline int64_t items_together(int64_t count, int64_t threads) { return std::clamp<int64_t>(count / (4 * threads), 1, 8); }
 
+#ifdef _OPENMP
+extern "C" int omp_get_thread_num();
+#else
+inline int omp_get_thread_num() { return 0; }
+#endif
+
 // Threads that call the same functions and share the loops in them. No thread waits for another, only for the items of
 // a loop that others have taken: one that comes late, because another process has its processor, finds the loops before
 // finished and joins the current one. So outside of shared loops the threads only compute what all of them need.
 struct Team {
-  alignas(64) std::atomic<uint64_t> next{0};  // the current loop in the upper half, its next item in the lower one
-  alignas(64) std::atomic<int64_t> done{0};   // items of all loops
+  struct alignas(64) Queue {
+    std::atomic<uint64_t> next{0};  // the current loop in the upper half, its next item in the lower one
+  };
+  explicit Team(int64_t threads) : queues(threads) {}
+  std::vector<Queue> queues;                 // of each thread's own items
+  alignas(64) std::atomic<int64_t> done{0};  // items of all loops
 };
+
+// The own items of a thread among `count`: from `first_of(thread)` to that of the next one.
+inline int64_t first_of(int64_t thread, int64_t count, int64_t threads) { return count * thread / threads; }
 
 class Worker {
  public:
-  explicit Worker(Team& team) : team_(team) {}
+  Worker(Team& team, int64_t thread) : team_(team), thread_(thread) {}
+  int64_t threads() const { return team_.queues.size(); }
 
   // Calls `work(i)` for the items 0 to `count`, each in one of the threads, and returns when all are done.
   template <class Work>
   void share(int64_t count, const Work& work) {
+    const int64_t threads = this->threads();
+    share_parts([=](int64_t owner) { return first_of(owner + 1, count, threads) - first_of(owner, count, threads); },
+                [&](int64_t owner, int64_t i) { work(first_of(owner, count, threads) + i); });
+  }
+
+  // Calls `work(owner, i)` for the items 0 to `size(owner)` of each thread. A thread begins with its own items, which are
+  // the same in every pass, so that it reads memory that is near its processor, and then takes those of others.
+  template <class Size, class Work>
+  void share_parts(const Size& size, const Work& work) {
+    const int64_t threads = this->threads();
     loop_++;
-    expected_ += count;
-    for (int64_t i = take(count); i < count; i = take(count)) {
-      work(i);
-      if (team_.done.fetch_add(1, std::memory_order_acq_rel) + 1 == expected_) team_.done.notify_all();
+    for (int64_t owner = 0; owner < threads; owner++) expected_ += size(owner);
+    for (int64_t turn = 0; turn < threads; turn++) {
+      const int64_t owner = (thread_ + turn) % threads, count = size(owner);
+      for (int64_t i = take(owner, count); i < count; i = take(owner, count)) {
+        work(owner, i);
+        if (team_.done.fetch_add(1, std::memory_order_acq_rel) + 1 == expected_) team_.done.notify_all();
+      }
     }
     int64_t seen = team_.done.load(std::memory_order_acquire);
     for (int turns = 0; seen < expected_; seen = team_.done.load(std::memory_order_acquire)) {
@@ -190,15 +218,17 @@ class Worker {
  private:
   static constexpr int kTurns = 4000;  // before a thread that waits leaves its processor to others
   Team& team_;
+  int64_t thread_;
   uint64_t loop_ = 0;
   int64_t expected_ = 0;
 
-  int64_t take(int64_t count) {
-    uint64_t seen = team_.next.load(std::memory_order_acquire);
+  int64_t take(int64_t owner, int64_t count) {
+    std::atomic<uint64_t>& next = team_.queues[owner].next;
+    uint64_t seen = next.load(std::memory_order_acquire);
     while (seen >> 32 <= loop_) {
       const int64_t item = seen >> 32 == loop_ ? static_cast<int64_t>(seen & 0xffffffff) : 0;
       if (item >= count) break;
-      if (team_.next.compare_exchange_weak(seen, loop_ << 32 | (item + 1), std::memory_order_acq_rel)) return item;
+      if (next.compare_exchange_weak(seen, loop_ << 32 | (item + 1), std::memory_order_acq_rel)) return item;
     }
     return count;
   }
@@ -207,10 +237,10 @@ class Worker {
 // Calls `work(worker)` in each thread of a team.
 template <class Work>
 inline void together(int64_t threads, const Work& work) {
-  Team team;
+  Team team(std::max<int64_t>(threads, 1));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    Worker worker(team);
+    Worker worker(team, omp_get_thread_num());
     work(worker);
   }
 }
@@ -241,17 +271,24 @@ inline int64_t rows_together(int64_t total, int64_t threads) {
   return kRows * std::clamp<int64_t>(total / (kRows * 4 * threads), 1, kMost);
 }
 
+// Multiplies with all products at once. Each thread's own rows are the same share of every matrix.
 template <int count>
 inline void multiply(Worker& worker, const Product (&products)[count], int64_t M, int64_t threads) {
-  int64_t total = 0, ends[count];
+  int64_t total = 0, pieces[count];
   for (const Product& product : products) total += product.linear->N;
   const int64_t rows = rows_together(total, threads);
-  for (int i = 0; i < count; i++) ends[i] = (i ? ends[i - 1] : 0) + (products[i].linear->N + rows - 1) / rows;
-  worker.share(ends[count - 1], [&](int64_t item) {
+  for (int i = 0; i < count; i++) pieces[i] = (products[i].linear->N + rows - 1) / rows;
+  const auto first = [&](int64_t owner, int i) { return first_of(owner, pieces[i], worker.threads()); };
+  const auto size = [&](int64_t owner) {
+    int64_t found = 0;
+    for (int i = 0; i < count; i++) found += first(owner + 1, i) - first(owner, i);
+    return found;
+  };
+  worker.share_parts(size, [&](int64_t owner, int64_t item) {
     int i = 0;
-    while (item >= ends[i]) i++;
+    for (; item >= first(owner + 1, i) - first(owner, i); i++) item -= first(owner + 1, i) - first(owner, i);
     const auto& [linear, inputs, y] = products[i];
-    const int64_t begin = (item - (i ? ends[i - 1] : 0)) * rows;
+    const int64_t begin = (first(owner, i) + item) * rows;
     linear->multiply(linear, inputs, y, M, begin, std::min(linear->N, begin + rows));
   });
 }
