@@ -62,9 +62,9 @@ inline uint32_t bucket(float key) {
 
 // Buffers of a thread.
 struct Memory {
-  std::vector<float> masses, keys, hidden;
+  std::vector<float> masses, keys, tops, hidden;
   std::vector<double> totals;
-  std::vector<int64_t> ids, hidden_ids;
+  std::vector<int64_t> ids, likely, hidden_ids;
 };
 
 // The `kLanes` numbers of x (count,) from i on; `fill` stands for those behind the last one.
@@ -81,6 +81,8 @@ struct Gaps {
   int64_t count;
   float best, temperature;
 
+  template <class V>
+  V gap(V score) const { return (best - score) / temperature; }
   float of(int64_t id) const { return gap(scores[id]); }
   Floats from(int64_t id) const { return gap(some(scores, id, count, -kInfinity)); }
 
@@ -96,9 +98,6 @@ struct Gaps {
   }
 
  private:
-  template <class V>
-  V gap(V score) const { return (best - score) / temperature; }
-
   // The bits of floats as integers of the same order, and back.
   static int32_t ordered(float score) {
     const int32_t bits = std::bit_cast<int32_t>(score);
@@ -113,13 +112,26 @@ struct Top {
   bool is_finite;
 };
 
-ALONE Top largest(const float* x, int64_t count) {
+// Keeps the larger numbers of two vectors in `first`, and the larger ones of the others and of `second` there.
+inline void rank(Floats part, Floats& first, Floats& second) {
+  const Floats lower = part > first ? first : part;
+  first = part > first ? part : first;
+  second = lower > second ? lower : second;
+}
+
+// The `tops` become the largest number of each lane of each chunk.
+ALONE Top largest(const float* x, int64_t count, std::vector<float>& tops) {
   Floats first = spread<Floats>(-kInfinity), second = first, spoiled = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Floats part = some(x, i, count, -kInfinity), lower = part > first ? first : part;
-    first = part > first ? part : first;
-    second = lower > second ? lower : second;
-    spoiled += some(x, i, count, 0.f) * 0.f;
+  tops.resize((count + kChunk - 1) / kChunk * kLanes);
+  for (int64_t begin = 0; begin < count; begin += kChunk) {
+    Floats top = spread<Floats>(-kInfinity), next = top;
+    for (int64_t i = begin; i < std::min(count, begin + kChunk); i += kLanes) {
+      rank(some(x, i, count, -kInfinity), top, next);
+      spoiled += some(x, i, count, 0.f) * 0.f;
+    }
+    rank(top, first, second);
+    rank(next, first, second);
+    store(&tops[begin / kChunk * kLanes], top);
   }
   float all[2 * kLanes];
   store(all, first), store(all + kLanes, second);
@@ -155,17 +167,20 @@ ALONE double log_total(const float* x, int64_t count, float most) {
 // `target`; without weights each counts 1. Infinite keys do not count.
 End shortest(const float* keys, const float* weights, int64_t count, double target, Memory& memory) {
   target = std::max<double>(target, FLT_MIN);  // no beginning is empty
-  auto& totals = memory.totals;
-  totals.assign(bucket(FLT_MAX) + 1, 0.0);
-  for (int64_t i = 0; i < count; i++)
-    if (keys[i] <= FLT_MAX) totals[bucket(keys[i])] += weights ? weights[i] : 1.f;
   uint32_t last = 0;
   double before = 0;
-  while (last + 1 < totals.size() && before + totals[last] < target) before += totals[last++];
+  const bool are_many = count > kChunk;  // so that the bucket of the last one is found first
+  if (are_many) {
+    auto& totals = memory.totals;
+    totals.assign(bucket(FLT_MAX) + 1, 0.0);
+    for (int64_t i = 0; i < count; i++)
+      if (keys[i] <= FLT_MAX) totals[bucket(keys[i])] += weights ? weights[i] : 1.f;
+    while (last + 1 < totals.size() && before + totals[last] < target) before += totals[last++];
+  }
   auto& ids = memory.ids;
   ids.clear();
   for (int64_t i = 0; i < count; i++)
-    if (keys[i] <= FLT_MAX && bucket(keys[i]) == last) ids.push_back(i);
+    if (keys[i] <= FLT_MAX && (!are_many || bucket(keys[i]) == last)) ids.push_back(i);
   std::stable_sort(ids.begin(), ids.end(), [&](int64_t one, int64_t other) { return keys[one] < keys[other]; });
   for (int64_t id : ids) {
     before += weights ? weights[id] : 1.f;
@@ -297,48 +312,73 @@ void choose_first(uint64_t seed, double target, double total, End end, const Gap
   }
 }
 
+// Finds the end of the first `top_k` tokens and writes the masses of those; returns their sum.
+ALONE double keep_first(int64_t top_k, const Gaps& gaps, End& end, Memory& memory) {
+  auto& tops = memory.tops;  // At least `top_k` tokens have the top_k-th largest of these or more.
+  float least = -FLT_MAX;
+  if (top_k <= static_cast<int64_t>(tops.size())) {
+    std::nth_element(tops.begin(), tops.begin() + top_k - 1, tops.end(), std::greater<float>());
+    least = gaps.least_score(std::nextafter(gaps.gap(tops[top_k - 1]), kInfinity));
+  }
+  auto& likely = memory.likely;
+  likely.clear();
+  for (int64_t i = 0; i < gaps.count; i += kLanes) {
+    if (!any(some(gaps.scores, i, gaps.count, -kInfinity) >= least)) continue;
+    for (int64_t id = i; id < std::min(gaps.count, i + kLanes); id++)
+      if (gaps.scores[id] >= least) likely.push_back(id);
+  }
+  const int64_t count = likely.size();
+  auto& keys = memory.keys;
+  keys.assign((count + kLanes - 1) / kLanes * kLanes, kInfinity);
+  for (int64_t i = 0; i < count; i++) keys[i] = gaps.of(likely[i]);
+  const End last = shortest(keys.data(), nullptr, count, top_k, memory);
+  if (last.id < count) end = {last.key, likely[last.id]};
+  double total = 0;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats found = exponential(-load<Floats>(&keys[i]));
+    for (int64_t j = i; j < std::min(count, i + kLanes); j++) {
+      if (end.includes(keys[j], likely[j])) total += memory.masses[likely[j]] = found[j - i];
+    }
+  }
+  return total;
+}
+
 ALONE void draw(const float* scores, int64_t count, const Settings& settings, Choice& choice, Memory& memory) {
   const int64_t padded = (count + kBlock - 1) / kBlock * kBlock;
+  const bool has_end = settings.top_k && settings.top_k < count;
   memory.masses.resize(padded);
+  if (has_end) std::fill(memory.masses.begin(), memory.masses.end(), 0.f);
   float* masses = memory.masses.data();
   const float temperature = std::max(static_cast<float>(settings.temperature), FLT_MIN);
   const Gaps gaps = {scores, count, static_cast<float>(choice.best), temperature};
-  double total = total_of(padded, [&](int64_t i) {
+  const auto masses_from = [&](int64_t i) {
     const Floats mass = exponential(-gaps.from(i));
     store(masses + i, mass);
     return mass;
-  });
+  };
   End end = {FLT_MAX, count};
+  double total = has_end ? keep_first(settings.top_k, gaps, end, memory) : total_of(padded, masses_from);
   double target = kInfinity;
   auto narrow = [&](End other) {
     if (end.includes(other.key, other.id)) end = other;
   };
-  auto drop_others = [&]() {
-    for (int64_t i = 0; i < count; i++) masses[i] = end.includes(gaps.of(i), i) ? masses[i] : 0.f;
-    total = total_of(padded, [&](int64_t i) { return load<Floats>(masses + i); });
-  };
-  auto shortest_gaps = [&](const float* weights, double target) {
-    memory.keys.resize(padded);
-    for (int64_t i = 0; i < padded; i += kLanes) store(&memory.keys[i], gaps.from(i));
-    return shortest(memory.keys.data(), weights, count, target, memory);
-  };
-  if (settings.top_k && settings.top_k < count) {
-    narrow(shortest_gaps(nullptr, settings.top_k));
-    drop_others();
-  }
   if (settings.top_p < 1) target = std::max<double>((settings.top_p - kRounding) * total, FLT_MIN);
   if (settings.min_p > 0) narrow({-std::log(static_cast<float>(settings.min_p)), count});
   if (settings.typical_p < 1) {
-    if (settings.top_p < 1) narrow(shortest_gaps(masses, target));
-    drop_others();
+    if (settings.top_p < 1) {
+      memory.keys.resize(padded);
+      for (int64_t i = 0; i < padded; i += kLanes) store(&memory.keys[i], gaps.from(i));
+      narrow(shortest(memory.keys.data(), masses, count, target, memory));
+    }
+    for (int64_t i = 0; i < count; i++) masses[i] = end.includes(gaps.of(i), i) ? masses[i] : 0.f;
     keep_typical(settings.typical_p, gaps, masses, count, memory);
     target = kInfinity;
   } else if (settings.top_p < 1) {
     // Where near tokens have enough of the mass, no others are kept; else the rest beyond a gap has less than 1 - p.
     const auto near = [&](int64_t i) { return load<Floats>(masses + i) >= kNearMass ? load<Floats>(masses + i) : Floats{}; };
-    const bool are_few = total < count * kNearMass;
+    const bool may_be_few = !has_end && total < count * kNearMass;
     const double furthest = std::log(count / ((1 - settings.top_p) * total)) + 1e-3;
-    narrow({are_few && total_of(padded, near) > target ? kNear : static_cast<float>(std::max(0.0, furthest)), count});
+    narrow({may_be_few && total_of(padded, near) > target ? kNear : static_cast<float>(std::max(0.0, furthest)), count});
   }
   Race::Runner chosen[2];
   choose_first(settings.seed, target, total, end, gaps, masses, padded, chosen);
@@ -359,7 +399,7 @@ int64_t place_of(float wanted, const float* x, int64_t count) {
 // The `hidden_ids` cannot be chosen: their scores are -infinity meanwhile.
 void choose_one(const float* logits, float* scores, int64_t count, const Settings& settings, Choice& choice,
                 Memory& memory) {
-  Top top = largest(logits, count);
+  Top top = largest(logits, count, memory.tops);
   bool is_same = scores == logits;
   choice.log_total = log_total(logits, count, top.first);
   choice.usable = top.is_finite;
@@ -369,7 +409,7 @@ void choose_one(const float* logits, float* scores, int64_t count, const Setting
     memory.hidden.push_back(scores[id]);
     scores[id] = -kInfinity;
   }
-  if (!is_same) top = largest(scores, count);
+  if (!is_same) top = largest(scores, count, memory.tops);
   choice.best = top.first;
   if (settings.temperature == 0) {
     choice.token = place_of(top.first, scores, count);
