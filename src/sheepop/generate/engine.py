@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import SheepOpError, UsageError
-from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
 from sheepop.generate.recall import contexts, corrected, numbers_written
 from sheepop.generate.request import Candidate, Request
-from sheepop.generate.runner import PagedRunner, Runner, paged_runner
+from sheepop.generate.runner import PagedRunner, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
@@ -46,7 +45,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: PagedRunner,
         sampler: Sampler,
         scheduler: Scheduler,
         drafter: Drafter | None = None,
@@ -203,13 +202,14 @@ class Engine:
             if (request := cast(Request, share.request)).is_new:
                 request.begin(share)
         sampled = None if latest is None else latest.token_ids
-        logits = self._recalled(self._runner.run(shares, sampled), shares)
+        grants = [grant for share in shares for grant in share.grants]
+        logits = self._recalled(self._runner.run(grants, sampled), shares)
         updates: list[Update] = []
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
         for share in shares:
             request, first = cast(Request, share.request), row
-            for reader, (table, start, count), num_predictions in share.grants:
+            for reader, (table, start, count), num_predictions, _ in share.grants:
                 advance(table, reader.context, min(start + count, len(reader.context)))
                 row += num_predictions
             if row == first:
@@ -232,12 +232,11 @@ class Engine:
         """The logits, corrected by the memory in the rows of requests that use it."""
         if self._memory is None:
             return logits
-        uses = [cast(Request, share.request).uses_memory for share in shares]
-        if not len(logits) or not any(uses):
+        pairs = [(grant, cast(Request, share.request).uses_memory) for share in shares for grant in share.grants]
+        uses = [is_using for grant, is_using in pairs for _ in range(grant.num_predictions)]
+        if not any(uses):
             return logits
-        counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
-        rows = torch.tensor(uses).repeat_interleave(torch.tensor(counts)).to(logits.device)
-        using = [share for share, is_using in zip(shares, uses, strict=True) if is_using]
+        rows, using = upload(torch.tensor(uses), logits.device), [grant for grant, is_using in pairs if is_using]
         before, written = list(contexts(using, self._memory.window)), list(numbers_written(using))
         changed = corrected(self._memory, logits[rows], before, written)
         return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
@@ -248,7 +247,7 @@ class Engine:
         New candidates share those of the first.
         """
         others = request.fork() if len(request.candidates) < request.num_candidates else []
-        for reader, chunk, count in share.grants:
+        for reader, chunk, count, _ in share.grants:
             for other in others:
                 other.table = self.scheduler.manager.fork(chunk.table)
             places = range(first, first + count)
@@ -321,7 +320,7 @@ class Engine:
             table = before[parent].table
             assert table is not None
             context = [*prompt, *hypothesis.token_ids]
-            request.branches.append(Branch(context, request.salt, manager.fork(table), adapter=request.adapter))
+            request.branches.append(replace(before[parent], context=context, table=manager.fork(table)))
         for branch in before:
             assert branch.table is not None
             manager.close(branch.table)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import PromptTooLongError, UsageError
 from sheepop.core.random import derive_seed
-from sheepop.generate.beam_search import Beam, Branch
+from sheepop.generate.beam_search import Beam
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
 from sheepop.generate.penalties import Occurrences
@@ -170,7 +170,7 @@ class Candidate(Reader):
         context = list(prompt_ids)
         if len(prompt_ids) >= longest:
             context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
-        super().__init__(context, request.salt, adapter=request.adapter)
+        super().__init__(context, request.salt, adapter=request.adapter, source_ids=request.prompt.source_ids)
         self.request, self.index = request, index
         self.seed = request.seed if index == 0 else derive_seed(request.seed, "candidate", index)
         self.token_ids: list[int] = []
@@ -344,7 +344,7 @@ class Request:
         self.can_run_ahead = matcher is None and config.num_beams == 1
         self.uses_memory = config.use_memory and adapter is None  # the memory fits the network without adapters
         self.beam: Beam | None = None
-        self.branches: list[Branch] = []
+        self.branches: list[Reader] = []  # the hypotheses with their prompt, as the network reads them
         if config.num_beams > 1:
             first = self.candidates[0]
             self.beam = Beam(
@@ -353,7 +353,7 @@ class Request:
                 end_ids=self.end_ids,
                 length_penalty=config.length_penalty,
             )
-            self.branches = [Branch(first.context, self.salt, adapter=adapter)]
+            self.branches = [Reader(first.context, self.salt, adapter=adapter, source_ids=prompt.source_ids)]
 
     def begin(self, share: Share) -> None:
         """Records at the first step how long the request waited, and how many tokens of its prompt were cached."""
@@ -369,11 +369,6 @@ class Request:
     def width(self) -> int:
         """The most texts that the network reads at a time."""
         return max(self.num_candidates, self.config.num_beams)
-
-    @property
-    def source_ids(self) -> list[int] | None:
-        """The tokens that the encoder reads."""
-        return self.prompt.source_ids
 
     @property
     def longest(self) -> int:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Reader:
     """A text that the network reads, with an adapter or as it is: `context`, then the guessed tokens `drafts`.
 
-    Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet.
+    Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet. `source_ids`
+    are the tokens that the encoder reads, if the network has one.
     """
 
     context: list[int]
@@ -33,6 +34,7 @@ class Reader:
     table: BlockTable | None = None
     drafts: list[int] = field(default_factory=list)
     adapter: Adapter | None = None
+    source_ids: list[int] | None = None
 
 
 class Schedulable(Protocol):
@@ -47,36 +49,35 @@ class Schedulable(Protocol):
         """The most readers that the request will have."""
 
     @property
-    def source_ids(self) -> list[int] | None:
-        """The tokens that the encoder reads, if the network has one."""
-
-    @property
     def order(self) -> tuple[int, int]:
         """The priority (smaller first) and the number of the request."""
 
 
 class Grant(NamedTuple):
-    """The chunk of a text that a step reads; `num_predictions` tokens are sampled behind it."""
+    """The chunk of a text that a step reads; `num_predictions` tokens are sampled behind it.
+
+    `copies` of blocks come before.
+    """
 
     reader: Reader
     chunk: Chunk
     num_predictions: int
+    copies: Sequence[Copy]
 
     @classmethod
-    def of(cls, reader: Reader, table: BlockTable, count: int) -> Grant:
+    def of(cls, reader: Reader, table: BlockTable, count: int, copies: Sequence[Copy]) -> Grant:
         """The next `count` tokens; one is sampled after the whole context, and one after each guess that is read."""
         behind = table.num_tokens + count - len(reader.context) + 1
         predictions = count if behind > count else max(0, behind)
-        return cls(reader, Chunk(table, table.num_tokens, count), predictions)
+        return cls(reader, Chunk(table, table.num_tokens, count), predictions, copies)
 
 
 @dataclass(slots=True)
 class Share:
-    """One request's part of a step: the tokens to compute, and the blocks to copy before."""
+    """One request's part of a step."""
 
     request: Schedulable
-    grants: list[Grant] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    grants: list[Grant]
 
     @property
     def num_tokens(self) -> int:
@@ -203,12 +204,13 @@ class Scheduler:
             needed = [sum(kind) for kind in zip(*missing, strict=True)]
             if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
                 return None
-        copies: list[Copy] = []
-        for table, count in lacking:
-            reserved = self.manager.reserve(table, count)
-            assert reserved is not None
-            copies += reserved
-        return Share(request, [Grant.of(reader, table, count) for reader, table, count in wanted if count > 0], copies)
+        share = Share(request, [])
+        for reader, table, count in wanted:
+            if count > 0:
+                copies = self.manager.reserve(table, count) if table.num_tokens + count > table.room else []
+                assert copies is not None
+                share.grants.append(Grant.of(reader, table, count, copies))
+        return share
 
     def _release(self, request: Schedulable) -> None:
         for reader in request.readers:

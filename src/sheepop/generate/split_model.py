@@ -185,12 +185,12 @@ class _LeadingRunner(PagedRunner):
         with self._followers.together(_Kind.CAPTURE, self._number, [most]):
             super().prepare(most)
 
-    def read(self, reading: Reading, sources: Any = None, sampled: Tensor | None = None) -> Tensor:
+    def read(self, reading: Reading, sampled: Tensor | None = None) -> Tensor:
         num_sampled = 0 if sampled is None else len(sampled)
         with self._followers.together(_Kind.READ, self._number, [num_sampled, *packed(reading)]):
             if sampled is not None:
                 dist.broadcast(sampled, 0)
-            return super().read(reading, sources, sampled)
+            return super().read(reading, sampled)
 
     def states(self, reading: Reading) -> Tensor:
         with self._followers.together(_Kind.STATES, self._number, packed(reading)):
@@ -313,7 +313,7 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
                     sampled = torch.empty(num_sampled, dtype=torch.long, device=device) if num_sampled else None
                     if sampled is not None:
                         dist.broadcast(sampled, 0)
-                    runners[number].read(unpacked(rest), sampled=sampled)
+                    runners[number].read(unpacked(rest), sampled)
 
 
 if __name__ == "__main__":
