@@ -43,11 +43,6 @@ class KVBlocks:
         self.numbers = zeros(shape, stored, device)
         self.scales = zeros(shape[:3], torch.float32, device) if stored in LARGEST else None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors."""
-        return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
-
     def addresses(self, *shape: int) -> tuple[int | None, int | None]:
         """The addresses of the numbers, which must have this shape, and of the scales, for a native kernel."""
         numbers = address("the cache", self.numbers, self.numbers.dtype, *shape)
@@ -112,8 +107,9 @@ class KVBlocks:
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copies whole blocks."""
-        for stored in self.tensors:
-            stored[target] = stored[source]
+        for stored in (self.numbers, self.scales):
+            if stored is not None:
+                stored[target] = stored[source]
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
