@@ -24,21 +24,18 @@ from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_library, say_once
 from sheepop.generate.native_experts import MODULES, dense, described_experts, input_norm, matrices
 from sheepop.generate.native_steps import (
-    COUNT,
     NORMS,
-    POINTER,
     Branch,
     Change,
     Layer,
     Step,
-    Stored,
     TokensOfKind,
     TokensOfPass,
     described_linear,
     described_norm,
 )
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
+from sheepop.generate.paged_kernels import COUNT, POINTER, attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.attention.layer import Attention
@@ -115,7 +112,7 @@ class NativeBlock(Block):
             (cache.values[self.attention.layer], self._layer.value_width),
         ):
             shape = len(blocks.numbers), self._layer.kv_heads, cache.block_size, width
-            stored.append(Stored(*blocks.addresses(*shape)))
+            stored.append(blocks.described(*shape))
         parts = self._layer, tokens.described
         step = Step(*(ctypes.addressof(part) for part in parts), *stored, ctypes.addressof(changes))
         return step, tokens, changes

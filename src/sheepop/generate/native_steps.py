@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Linear, StoredWeight
 from sheepop.core.native import address
-from sheepop.generate.paged_kernels import AttentionMetadata
+from sheepop.generate.paged_kernels import COUNT, POINTER, AttentionMetadata, Stored
 from sheepop.model.norms import ZeroCenteredRMSNorm
 
 Angles = tuple[Tensor, Tensor]
@@ -18,7 +18,7 @@ Angles = tuple[Tensor, Tensor]
 _KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
 NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
 """The kinds of norms that native code knows."""
-POINTER, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+NUMBER = ctypes.c_double
 
 
 class Norm(ctypes.Structure):
@@ -66,12 +66,6 @@ class Change(ctypes.Structure):
     """What an adapter adds to a product."""
 
     _fields_ = [("down", POINTER), ("up", POINTER), ("rank", COUNT), ("scale", NUMBER)]
-
-
-class Stored(ctypes.Structure):
-    """The keys or values of a layer in the cache."""
-
-    _fields_ = [("numbers", POINTER), ("scales", POINTER)]
 
 
 class Tokens(ctypes.Structure):
