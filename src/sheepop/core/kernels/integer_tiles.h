@@ -1,4 +1,4 @@
-// Tiles of 16 rows of integers, as ``integers.cpp`` describes them, in vectors.
+// Tiles of 16 rows of integers, as ``integers.cpp`` describes them, in vectors, and their formats.
 
 #pragma once
 
@@ -31,3 +31,11 @@ inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
   for (; first + most <= count; first += most) work.template operator()<most>(first);
   if constexpr (most > 1) by_size<most / 2>(count, work, first);
 }
+
+// Defines kernels for integers in groups, given by name, kind of codes, neighbours in a group, and type of scales.
+#define OF_GROUPS(KERNEL)                         \
+  KERNEL(int8_16_float32, Bytes, 16, float)       \
+  KERNEL(int8_32_float32, Bytes, 32, float)       \
+  KERNEL(int4_16_float32, Nibbles, 16, float)     \
+  KERNEL(int4_32_float32, Nibbles, 32, float)     \
+  KERNEL(int4_32_bfloat16, Nibbles, 32, BFloat16)
