@@ -22,40 +22,27 @@ from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.kernel_build import KERNELS
 from sheepop.core.native import address, native_library, say_once
-from sheepop.generate.native_experts import MODULES, dense, described_experts, input_norm, matrices
 from sheepop.generate.native_steps import (
+    ACTIVATIONS,
+    MODULES,
     NORMS,
-    Branch,
     Change,
-    Layer,
     Step,
     TokensOfKind,
     TokensOfPass,
-    described_linear,
-    described_norm,
+    described_layer,
+    linears,
+    matrices,
 )
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import COUNT, POINTER, attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
-from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
-from sheepop.model.experts import MixtureOfExperts
-from sheepop.model.feedforward import FeedForward
 from sheepop.model.probe import someone_watches
 
 _SOURCE = KERNELS / "block.cpp"
-_ACTIVATIONS = {
-    "relu": 0,
-    "relu_squared": 1,
-    "gelu": 2,
-    "geglu": 2,
-    "gelu_tanh": 3,
-    "geglu_tanh": 3,
-    "swiglu": 4,
-    "swiglu_clamped": 5,
-}
 _OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
 
 
@@ -72,7 +59,7 @@ class NativeBlock(Block):
     ) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
-        self._layer, self._tokens = _layer(block, activation, slopes), tokens
+        self._layer, self._tokens = described_layer(block, activation, slopes), tokens
         self._about = activation, slopes, tokens
         self._adapters = adapters
         self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[Change] | None] = weakref.WeakKeyDictionary()
@@ -134,7 +121,7 @@ class NativeBlock(Block):
         return found
 
     def _made(self, adapter: Adapter) -> ctypes.Array[Change] | None:
-        layers = _linears(self)
+        layers = linears(self)
         made = (Change * len(layers))()
         for place, layer in enumerate(layers):
             change = adapter.changes.get(getattr(layer, "path", ""))
@@ -243,14 +230,13 @@ def _lacking(model: Transformer, block: Block) -> str | None:
     """What `block` has and the native block does not compute; None if it computes everything."""
     attention, modules = block.attention, list(block.modules())
     linear = [module for module in modules if isinstance(module, nn.Linear)]
-    known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *NORMS, *MODULES}
-    unknown = sorted({type(module).__name__ for module in modules if type(module) not in known})
+    unknown = sorted({type(module).__name__ for module in modules if type(module) not in MODULES})
     reasons = map(missing_kernel, (*(layer.weight for layer in linear), *matrices(block)))
     missing = next(filter(None, reasons), None)
     lacking = {
         "encoders and decoders": model.architecture != "decoder",
         f"{', '.join(unknown)}": bool(unknown) or attention is None,
-        f"the activation {model.config.activation}": model.config.activation not in _ACTIVATIONS,
+        f"the activation {model.config.activation}": model.config.activation not in ACTIVATIONS,
         "a norm that branches share, and scaled branches": block.shared_norm or block.residual_scale != 1.0,
         "factors of layers": block.factor is not None,
         "keys and values that layers share, and keys that are the values": attention is not None
@@ -262,67 +248,6 @@ def _lacking(model: Transformer, block: Block) -> str | None:
         "norms without weights": any(type(module) in NORMS and module.weight is None for module in modules),
     }
     return next((part for part, found in lacking.items() if found), None)
-
-
-def _layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
-    """The description of a block that the native code reads."""
-    attention, mixture = block.attention, block.feed_forward
-    assert attention is not None and attention.k_proj is not None and attention.v_proj is not None
-    norms = (
-        (block.attention_norm, block.attention_output_norm),
-        (input_norm(block), block.feed_forward_output_norm),
-    )
-    branches, is_last = [], block.position == "post"
-    for norm, output_norm in norms:
-        before, of_sum = (None, None if block.parallel else norm) if is_last else (norm, None)
-        branches.append(Branch(*map(described_norm, (before, output_norm, of_sum))))
-    width, value_width = attention.head_dim, attention.value_dim
-    heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
-    _require_fit(block, heads, kv_heads)
-    return Layer(
-        *branches,
-        *map(described_norm, (attention.q_norm, attention.k_norm)),
-        *map(described_linear, _linears(block)),
-        attention.q_proj.in_features,
-        *(heads, kv_heads, width, value_width),
-        block.parallel,
-        _ACTIVATIONS[activation],
-        width**-0.5 if attention.scale is None else attention.scale,
-        attention.soft_cap or 0.0,
-        *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
-        ctypes.pointer(described_experts(mixture)) if isinstance(mixture, MixtureOfExperts) else None,
-    )
-
-
-def _linears(block: Block) -> tuple[nn.Linear | None, ...]:
-    """The layers with matrices that all rows pass, in the order of the native code."""
-    attention, network = block.attention, dense(block)
-    assert attention is not None
-    of_network = () if network is None else (network.gate_proj, network.up_proj, network.down_proj)
-    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *(of_network or (None,) * 3)
-
-
-def _require_fit(block: Block, heads: int, kv_heads: int) -> None:
-    """Raises `ValueError` unless the layers of a block have the sizes that the native block assumes."""
-    attention, network = block.attention, dense(block)
-    assert attention is not None
-    stream, width, value_width = attention.q_proj.in_features, attention.head_dim, attention.value_dim
-    inner = 0 if network is None else network.up_proj.out_features
-    assumed = {
-        "q": (stream, heads * width),
-        "k": (stream, kv_heads * width),
-        "v": (stream, kv_heads * value_width),
-        "o": (heads * value_width, stream),
-        "gate": (stream, inner),
-        "up": (stream, inner),
-        "down": (inner, stream),
-    }
-    for layer, (name, (inputs, outputs)) in zip(_linears(block), assumed.items(), strict=True):
-        if layer is not None and (layer.in_features, layer.out_features) != (inputs, outputs):
-            found = (layer.in_features, layer.out_features)
-            raise ValueError(f"the projection {name} maps {found[0]} to {found[1]} numbers, not {inputs} to {outputs}")
-    if heads % kv_heads:
-        raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
 
 
 @cache
