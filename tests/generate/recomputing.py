@@ -65,8 +65,8 @@ class RecomputingRunner:
 def recomputing(model: Transformer) -> Iterator[None]:
     """Engines that are built here run `model` by the slow runner, and a draft by the usual one."""
 
-    def runner(network: Transformer, **settings: Any) -> Any:
-        return RecomputingRunner(model) if network is model else paged_runner(network, **settings)
+    def runner(network: Transformer, *given: Any, **settings: Any) -> Any:
+        return RecomputingRunner(model) if network is model else paged_runner(network, *given, **settings)
 
     with patch("sheepop.generate.engine.paged_runner", runner):
         yield

@@ -178,7 +178,7 @@ class _Reading:
         of_states = state_bytes(model, 2 * _TEXTS_WITH_STATES, BLOCK_SIZE)
         require_memory(model, tokens_per_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
         self._manager = block_manager(model, count, BLOCK_SIZE, max_sequences=2 * _TEXTS_WITH_STATES)
-        self._runner = paged_runner(model, num_blocks=self._manager.num_blocks, block_size=BLOCK_SIZE)
+        self._runner = paged_runner(model, self._manager)
         # States are found again only where a text ended, so that waiting for the prefix of another saves nothing.
         self._has_states = model.config.gated_delta_net is not None
         self._most_texts = _TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -91,14 +91,9 @@ class Engine:
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
             manager = block_manager(network, num_blocks, block_size, max_sequences=max_sequences, lookahead=guesses)
-            settings: dict[str, Any] = {
-                "num_blocks": list(manager.num_blocks),
-                "block_size": block_size,
-                "lookahead": guesses,
-                "cache_dtype": cache_dtype,
-                "batch_invariant": batch_invariant,
-            }
-            return manager, paged_runner(network, **settings)
+            return manager, paged_runner(
+                network, manager, lookahead=guesses, cache_dtype=cache_dtype, batch_invariant=batch_invariant
+            )
 
         manager, runner = prepared(model)
         drafter: Drafter | None = LookupDrafter(guesses) if guesses else None

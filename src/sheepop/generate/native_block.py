@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.native_products import missing_kernel, wants_native_kernels, with_native_products
+from sheepop.adapt.native_products import matrices, missing_kernel, wants_native_kernels, with_native_products
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.kernel_build import KERNELS
@@ -32,7 +32,6 @@ from sheepop.generate.native_steps import (
     TokensOfPass,
     described_layer,
     linears,
-    matrices,
 )
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import COUNT, POINTER, attention_kernel, storing_kernel
@@ -229,10 +228,8 @@ def with_native_blocks(model: Transformer) -> Transformer:
 def _lacking(model: Transformer, block: Block) -> str | None:
     """What `block` has and the native block does not compute; None if it computes everything."""
     attention, modules = block.attention, list(block.modules())
-    linear = [module for module in modules if isinstance(module, nn.Linear)]
     unknown = sorted({type(module).__name__ for module in modules if type(module) not in MODULES})
-    reasons = map(missing_kernel, (*(layer.weight for layer in linear), *matrices(block)))
-    missing = next(filter(None, reasons), None)
+    missing = next(filter(None, map(missing_kernel, matrices(block))), None)
     lacking = {
         "encoders and decoders": model.architecture != "decoder",
         f"{', '.join(unknown)}": bool(unknown) or attention is None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -205,14 +204,6 @@ def input_norm(block: Block) -> nn.Module | None:
     mixture = block.feed_forward
     own = mixture.shared_norm if isinstance(mixture, MixtureOfExperts) else None
     return block.feed_forward_norm if own is None else own
-
-
-def matrices(block: Block) -> Iterator[Tensor]:
-    """Yields the weights of the router and of the experts of a block."""
-    if isinstance(mixture := block.feed_forward, MixtureOfExperts):
-        experts = mixture.experts
-        every = (mixture.router.weight, experts.gate_proj, experts.up_proj, experts.down_proj)
-        yield from (weight for weight in every if weight is not None)
 
 
 def described_experts(mixture: MixtureOfExperts) -> ExpertsOfLayer:

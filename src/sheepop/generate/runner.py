@@ -15,7 +15,7 @@ from torch import Tensor
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.core.errors import UsageError
 from sheepop.core.native import say_once
-from sheepop.generate.blocks import Chunk, Copy
+from sheepop.generate.blocks import BlockManager, Chunk, Copy
 from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attends_by_triton, attends_natively
@@ -154,8 +154,12 @@ def is_led(model: Transformer) -> bool:
     return hasattr(model, "led")
 
 
-def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
-    """Returns the runner of `model` with a new cache of these `settings`, in all processes if the model is split."""
+def paged_runner(model: Transformer, manager: BlockManager, **settings: Any) -> PagedRunner:
+    """Returns the runner of `model` with a new cache of the blocks of `manager`, in all processes if it is split.
+
+    `settings` are further ones of `PagedCache`.
+    """
+    settings |= {"num_blocks": list(manager.num_blocks), "block_size": manager.block_size}
     cache = PagedCache(model, **settings)
     # The leader makes its runner, because an import of it would load tensor parallelism and torch's compiler.
     return cast(Any, model.led).runner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)

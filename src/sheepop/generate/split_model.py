@@ -33,7 +33,7 @@ from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.core.errors import DeviceError, RanksError, SheepOpError, UsageError
 from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.runner import PagedRunner, Reading, hidden_states, paged_runner
+from sheepop.generate.runner import PagedRunner, Reading, hidden_states
 from sheepop.model import Transformer
 from sheepop.parallel.parts import SharingRanks, give_part
 from sheepop.parallel.ranks import loss_of_ranks
@@ -295,7 +295,7 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
                 models[number] = load_part(Path(given["path"]), dtype, device).model
         elif kind == _Kind.PREPARE:
             model, *letters = content
-            runners[number] = paged_runner(models[model], **json.loads(bytes(letters)))
+            runners[number] = PagedRunner(models[model], PagedCache(models[model], **json.loads(bytes(letters))))
         else:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 if kind == _Kind.WHOLE:
