@@ -47,7 +47,7 @@ class Engine:
         self,
         runner: PagedRunner,
         sampler: Sampler,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Request],
         drafter: Drafter | None = None,
         *,
         steps_ahead: int = 0,
@@ -100,7 +100,9 @@ class Engine:
         if guesses and draft is not None:
             blocks, small = prepared(draft[0])
             drafter = ModelDrafter(small, draft[1], blocks, guesses)
-        scheduler = Scheduler(manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting)
+        scheduler = Scheduler[Request](
+            manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting
+        )
         if steps_ahead is None:
             steps_ahead = int(model.device.type == "cuda")
         return cls(runner, sampler, scheduler, drafter, steps_ahead=steps_ahead, memory=memory)
@@ -138,7 +140,7 @@ class Engine:
 
     def abort_all(self) -> list[Update]:
         """Ends all unfinished requests; see `abort`."""
-        unfinished = [cast(Request, request) for request in (*self.scheduler.running, *self.scheduler.waiting)]
+        unfinished = (*self.scheduler.running, *self.scheduler.waiting)
         return [update for request in unfinished for update in self.abort(request)]
 
     def recover(self) -> list[Request]:
@@ -149,9 +151,8 @@ class Engine:
         """
         synchronize(self._sampler.forbidden.device)
         self._started.clear()
-        waiting = [cast(Request, request) for request in self.scheduler.waiting]
-        kept = [request for request in waiting if request.is_new]
-        if not self.scheduler.running and len(kept) == len(waiting):
+        kept = [request for request in self.scheduler.waiting if request.is_new]
+        if not self.scheduler.running and len(kept) == len(self.scheduler.waiting):
             kept = []
         self.scheduler.reset(kept)
         if self._drafter is not None:
@@ -171,11 +172,11 @@ class Engine:
             updates += self._finish(self._started.popleft())
         return updates
 
-    def _num_ahead(self, shares: Sequence[Share]) -> int:
+    def _num_ahead(self, shares: Sequence[Share[Request]]) -> int:
         """Returns how many results are not waited for: none if nothing was started, or if something needs them now."""
         if not shares or self._drafter is not None or self._memory is not None:  # which need the tokens on the host
             return 0
-        return self._steps_ahead if all(cast(Request, share.request).can_run_ahead for share in shares) else 0
+        return self._steps_ahead if all(share.request.can_run_ahead for share in shares) else 0
 
     def _guess(self) -> None:
         """Drafts tokens for the texts whose only unread token is the newest."""
@@ -184,18 +185,18 @@ class Engine:
         ready = [
             candidate
             for request in self.scheduler.running
-            for candidate in cast(Request, request).writing
+            for candidate in request.writing
             if candidate.table is not None and len(candidate.context) - candidate.table.num_tokens == 1
         ]
         for candidate, drafts in zip(ready, self._drafter.propose(ready), strict=True):
             candidate.drafts = drafts
 
-    def _start(self, shares: Sequence[Share]) -> list[Update]:
+    def _start(self, shares: Sequence[Share[Request]]) -> list[Update]:
         """Runs the network and the sampler; returns the updates of what needs no sampling, or fails before."""
         latest = self._started[-1].sampled if self._started else None
         for share in shares:
-            if (request := cast(Request, share.request)).is_new:
-                request.begin(share)
+            if share.request.is_new:
+                share.request.begin(share.grants)
         sampled = None if latest is None else latest.token_ids
         grants = [grant for share in shares for grant in share.grants]
         logits = self._recalled(self._runner.run(grants, sampled), shares)
@@ -203,7 +204,7 @@ class Engine:
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
         for share in shares:
-            request, first = cast(Request, share.request), row
+            request, first = share.request, row
             for reader, (table, start, count), num_predictions, _ in share.grants:
                 advance(table, reader.context, min(start + count, len(reader.context)))
                 row += num_predictions
@@ -213,7 +214,7 @@ class Engine:
                 updates += self._extend(request, logits[first:row])
                 continue
             try:
-                self._add(step, used, request, share, first)
+                self._add(step, used, share, first)
             except UsageError as error:
                 updates += self._fail(request, error)
         if step.rows:
@@ -223,11 +224,11 @@ class Engine:
         self._started.append(step)
         return updates
 
-    def _recalled(self, logits: Tensor, shares: Sequence[Share]) -> Tensor:
+    def _recalled(self, logits: Tensor, shares: Sequence[Share[Request]]) -> Tensor:
         """The logits, corrected by the memory in the rows of requests that use it."""
         if self._memory is None:
             return logits
-        pairs = [(grant, cast(Request, share.request).uses_memory) for share in shares for grant in share.grants]
+        pairs = [(grant, share.request.uses_memory) for share in shares for grant in share.grants]
         uses = [is_using for grant, is_using in pairs for _ in range(grant.num_predictions)]
         if not any(uses):
             return logits
@@ -236,11 +237,12 @@ class Engine:
         changed = corrected(self._memory, logits[rows], before, written)
         return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
 
-    def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
+    def _add(self, step: _Step, used: list[int], share: Share[Request], first: int) -> None:
         """Adds the request's texts to a step, and their rows of logits, from row `first` on, to those that are `used`.
 
         New candidates share those of the first.
         """
+        request = share.request
         others = request.fork() if len(request.candidates) < request.num_candidates else []
         for reader, chunk, count, _ in share.grants:
             for other in others:

@@ -18,7 +18,7 @@ from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
 from sheepop.generate.penalties import Occurrences
 from sheepop.generate.sampler import Likeliest, Row
-from sheepop.generate.scheduler import Reader, Share
+from sheepop.generate.scheduler import Grant, Reader
 from sheepop.generate.stop_strings import StopMatcher
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import StreamDecoder, Tokenizer
@@ -355,9 +355,9 @@ class Request:
             )
             self.branches = [Reader(first.context, self.salt, adapter=adapter, source_ids=prompt.source_ids)]
 
-    def begin(self, share: Share) -> None:
+    def begin(self, grants: Sequence[Grant]) -> None:
         """Records at the first step how long the request waited, and how many tokens of its prompt were cached."""
-        self.num_cached = sum(grant.chunk.start for grant in share.grants)
+        self.num_cached = sum(grant.chunk.start for grant in grants)
         self.seconds_waited, self.is_new = time.monotonic() - self._made, False
 
     @property

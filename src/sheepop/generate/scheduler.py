@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
@@ -53,6 +53,9 @@ class Schedulable(Protocol):
         """The priority (smaller first) and the number of the request."""
 
 
+R = TypeVar("R", bound=Schedulable)
+
+
 class Grant(NamedTuple):
     """The chunk of a text that a step reads; `num_predictions` tokens are sampled behind it.
 
@@ -73,10 +76,10 @@ class Grant(NamedTuple):
 
 
 @dataclass(slots=True)
-class Share:
+class Share(Generic[R]):
     """One request's part of a step."""
 
-    request: Schedulable
+    request: R
     grants: list[Grant]
 
     @property
@@ -89,7 +92,7 @@ class QueueFullError(UsageError):
     """The queue has no room for another request."""
 
 
-class Scheduler:
+class Scheduler(Generic[R]):
     """Schedules the waiting and running requests.
 
     A step reads at most `max_tokens` tokens of at most `max_sequences` texts; at most `max_waiting` requests wait for
@@ -104,11 +107,11 @@ class Scheduler:
             )
         self.manager = manager
         self.max_tokens, self.max_sequences, self.max_waiting = max_tokens, max_sequences, max_waiting
-        self.waiting: list[Schedulable] = []
-        self.running: list[Schedulable] = []
+        self.waiting: list[R] = []
+        self.running: list[R] = []
         self.num_preemptions = 0
 
-    def require_room(self, request: Schedulable, longest: int) -> None:
+    def require_room(self, request: R, longest: int) -> None:
         """Raises `UsageError` if a request with texts of up to `longest` tokens would not fit even alone."""
         if request.width > self.max_sequences:
             raise UsageError(
@@ -123,30 +126,30 @@ class Scheduler:
                     f"{self.manager.num_blocks[kind]}. Request fewer tokens or texts, or give the cache more memory."
                 )
 
-    def add(self, request: Schedulable) -> None:
+    def add(self, request: R) -> None:
         """Adds a request to the queue; raises `QueueFullError`."""
         can_start = self.max_sequences - sum(running.width for running in self.running)
         if len(self.waiting) >= self.max_waiting + can_start:
             raise QueueFullError(f"The queue is full, with {counted(len(self.waiting), 'request')}. Try again later.")
         insort(self.waiting, request, key=_order)
 
-    def remove(self, request: Schedulable) -> None:
+    def remove(self, request: R) -> None:
         """Removes a request, if it was added, and frees its blocks."""
         self._release(request)
         for requests in (self.running, self.waiting):
             if request in requests:
                 requests.remove(request)
 
-    def reset(self, waiting: Sequence[Schedulable]) -> None:
+    def reset(self, waiting: Sequence[R]) -> None:
         """Keeps only requests that are `waiting`, and forgets what every block holds and who has it."""
         self.manager.forget()
         self.running, self.waiting = [], list(waiting)
         for reader in (reader for request in waiting for reader in request.readers):
             reader.table = None
 
-    def schedule(self) -> list[Share]:
+    def schedule(self) -> list[Share[R]]:
         """Chooses the tokens of the next step and reserves blocks for them."""
-        shares: dict[int, Share] = {}
+        shares: dict[int, Share[R]] = {}
         budget, before = self.max_tokens, self.num_preemptions
         for request in sorted(self.running, key=_reads_prompt):  # each in order, since a sort keeps it
             if self.num_preemptions == before or request in self.running:
@@ -164,7 +167,7 @@ class Scheduler:
             budget -= share.num_tokens
         return [share for share in shares.values() if share.grants]
 
-    def _grant(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> int:
+    def _grant(self, request: R, budget: int, shares: dict[int, Share[R]]) -> int:
         """Schedules a running request, preempting the last in order while blocks are missing.
 
         Returns the tokens that the step can still read; those of a preempted request are among them again.
@@ -181,7 +184,7 @@ class Scheduler:
         shares[id(request)] = share
         return budget - share.num_tokens
 
-    def _reserve(self, request: Schedulable, budget: int) -> Share | None:
+    def _reserve(self, request: R, budget: int) -> Share[R] | None:
         """Reserves blocks for as many of the request's tokens as the budget allows; None if blocks are missing.
 
         The newest tokens of all its texts are read in the same step, so that the texts continue together.
@@ -212,7 +215,7 @@ class Scheduler:
                 share.grants.append(Grant.of(reader, table, count, copies))
         return share
 
-    def _release(self, request: Schedulable) -> None:
+    def _release(self, request: R) -> None:
         for reader in request.readers:
             if reader.table is not None:
                 self.manager.close(reader.table)
