@@ -12,7 +12,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,9 @@ from sheepop.generate.native_steps import (
     Change,
     Step,
     TokensOfKind,
-    TokensOfPass,
     described_layer,
     linears,
+    tokens_of,
 )
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import COUNT, POINTER, attention_kernel, storing_kernel
@@ -42,27 +42,20 @@ from sheepop.model.cache import Cache
 from sheepop.model.probe import someone_watches
 
 _SOURCE = KERNELS / "block.cpp"
-_OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
+_OF_NATIVE = ("_layer", "_most_rows", "_about", "_adapters", "_changes")
 
 
 class NativeBlock(Block):
     """A decoder block over the modules of `block`, which runs in one native call if the pass allows it."""
 
     def __init__(
-        self,
-        block: Block,
-        activation: str,
-        slopes: Tensor | None,
-        tokens: TokensOfPass,
-        adapters: RowAdapters | None = None,
+        self, block: Block, activation: str, slopes: Tensor | None, adapters: RowAdapters | None = None
     ) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
-        self._layer, self._tokens = described_layer(block, activation, slopes), tokens
-        self._about = activation, slopes, tokens
+        self._layer, self._about = described_layer(block, activation, slopes), (activation, slopes)
         self._adapters = adapters
-        self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[Change] | None] = weakref.WeakKeyDictionary()
-        self._kept: weakref.WeakKeyDictionary[Adapter, list[Tensor]] = weakref.WeakKeyDictionary()  # what they point to
+        self._changes: weakref.WeakKeyDictionary[Adapter, _Changes | None] = weakref.WeakKeyDictionary()
         weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
         self._most_rows = min(weight.most_native_rows for weight in weights)
 
@@ -82,16 +75,16 @@ class NativeBlock(Block):
     def step(self, inputs: BlockInputs, cache: PagedCache, count: int) -> tuple[Step, TokensOfKind, Any] | None:
         """Describes a pass of `count` tokens through this block, with the tokens and what else must stay alive.
 
-        Returns None if PyTorch runs it.
-
-        Raises `ValueError` if a tensor is not as the native code assumes.
+        Returns None if PyTorch runs it. Raises `ValueError` if a tensor is not as the native code assumes.
         """
         metadata = cache.metadata(inputs.attending)
         changes = None if metadata is None or count > self._most_rows else self._changes_of(count)
         if metadata is None or changes is None:
             return None
         assert self.attention is not None
-        tokens = self._tokens.of(metadata, inputs.rotary, cache.block_size, count, self._layer.key_width)
+        tokens = tokens_of(metadata, inputs.rotary, cache.block_size, count)
+        if 2 * tokens.width > self._layer.key_width:
+            raise ValueError(f"{tokens.width} angles rotate more than the {self._layer.key_width} numbers of a head")
         stored = []
         for blocks, width in (
             (cache.keys[self.attention.layer], self._layer.key_width),
@@ -113,15 +106,15 @@ class NativeBlock(Block):
         for adapter, rows in () if self._adapters is None else self._adapters.selected:
             if adapter not in self._changes:
                 self._changes[adapter] = self._made(adapter)
-            if (changes := self._changes[adapter]) is None:
+            if (made := self._changes[adapter]) is None:
                 return None
             for row in range(count) if rows is None else rows.tolist():
-                found[row] = ctypes.addressof(changes)
+                found[row] = ctypes.addressof(made.of_layers)
         return found
 
-    def _made(self, adapter: Adapter) -> ctypes.Array[Change] | None:
+    def _made(self, adapter: Adapter) -> _Changes | None:
         layers = linears(self)
-        made = (Change * len(layers))()
+        made = _Changes((Change * len(layers))(), [])
         for place, layer in enumerate(layers):
             change = adapter.changes.get(getattr(layer, "path", ""))
             if change is None or layer is None:
@@ -129,13 +122,20 @@ class NativeBlock(Block):
             if change.magnitude is not None or change.down.dtype != torch.float32:
                 return None
             rank, up = len(change.down), change.up.detach().t().contiguous()
-            self._kept.setdefault(adapter, []).append(up)
-            made[place] = Change(
+            made.weights.append(up)
+            made.of_layers[place] = Change(
                 address("A", change.down, torch.float32, rank, layer.in_features),
                 address("B", up, torch.float32, rank, layer.out_features),
                 *(rank, change.config.scale),
             )
         return made
+
+
+class _Changes(NamedTuple):
+    """What an adapter adds to the products of each layer of a block, and new weights that it points to."""
+
+    of_layers: ctypes.Array[Change]
+    weights: list[Tensor]
 
 
 def run_together(
@@ -214,10 +214,9 @@ def with_native_blocks(model: Transformer) -> Transformer:
     """
     if native_library(_SOURCE) is None:
         return model
-    tokens = TokensOfPass()
     for layer, block in enumerate(model.layers):
         if (lacking := _lacking(model, block)) is None:
-            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes, tokens)
+            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
         else:
             say_once(f"Blocks of this model run in PyTorch, step by step, because the native block lacks {lacking}.")
     if all(isinstance(block, NativeBlock) for block in model.layers):

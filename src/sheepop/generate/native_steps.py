@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from sheepop.model.norms import ZeroCenteredRMSNorm
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines."""
-_KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
 NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
 """The kinds of norms that native code knows."""
 ACTIVATIONS = {
@@ -250,7 +248,7 @@ class TokensOfKind:
 
     def __init__(self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int) -> None:
         assert metadata.tiles is not None
-        self.metadata, self.rotary = metadata, rotary
+        self.rotary = rotary
         self.width = 0 if rotary is None else rotary[0].shape[-1]
         self._angles = [] if rotary is None else [part.clone(memory_format=torch.contiguous_format) for part in rotary]
         self.described = Tokens(
@@ -268,21 +266,14 @@ class TokensOfKind:
             self.rotary = rotary
 
 
-class TokensOfPass:
-    """Describes the tokens of a pass, once for all layers of a kind."""
+def tokens_of(metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int) -> TokensOfKind:
+    """Describes the `count` tokens of a pass, once for all layers of a kind.
 
-    def __init__(self) -> None:
-        self._newest = deque[TokensOfKind](maxlen=_KINDS)
-
-    def of(
-        self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int, key_width: int
-    ) -> TokensOfKind:
-        """Describes the `count` tokens; raises `ValueError` if a tensor is not as the native code assumes."""
-        for newest in self._newest:
-            if newest.metadata is metadata and newest.rotary is rotary:
-                return newest
-        made = TokensOfKind(metadata, rotary, block_size, count)
-        if 2 * made.width > key_width:
-            raise ValueError(f"{made.width} angles rotate more than the {key_width} numbers of a head")
-        self._newest.append(made)
-        return made
+    Raises `ValueError` if a tensor is not as the native code assumes.
+    """
+    for known in metadata.described:
+        if known.rotary is rotary:
+            return known
+    made = TokensOfKind(metadata, rotary, block_size, count)
+    metadata.described.append(made)
+    return made

@@ -10,8 +10,9 @@ import ctypes
 import math
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,7 +163,7 @@ class AttentionMetadata:
 
     If there are `tiles` (tiles, 4), as always on a CPU, the tokens of a sequence attend together in pieces of up to
     `tokens_per_tile`: each tile has its first row among `rows`, its number of tokens, the position of the first, and
-    its row of `block_table`, which has one row for each sequence.
+    its row of `block_table`, which has one row for each sequence. `described` has what native blocks were told of them.
     """
 
     rows: Tensor
@@ -171,6 +172,7 @@ class AttentionMetadata:
     slot_mapping: tuple[Tensor, Tensor]
     window: int | None = None
     tiles: Tensor | None = None
+    described: list[Any] = field(default_factory=list)
 
     def addresses(self) -> list[int | None]:
         """The addresses of the block table and the tiles for a native kernel."""
