@@ -39,8 +39,7 @@ class Engine:
 
     A `drafter` guesses tokens, which changes no text. With `steps_ahead` = 1 a step starts before the results of the
     last one are read, so that a GPU never waits for the host; that changes no text either. A text that ends may then
-    have been read once too often: what was sampled there is dropped. Raises `UsageError` if a step has no room for the
-    guesses.
+    have been read once too often: what was sampled there is dropped.
     """
 
     def __init__(
@@ -48,20 +47,13 @@ class Engine:
         runner: PagedRunner,
         sampler: Sampler,
         scheduler: Scheduler[Request],
-        drafter: Drafter | None = None,
-        *,
-        steps_ahead: int = 0,
-        memory: CorpusMemory | None = None,
+        drafter: Drafter | None,
+        steps_ahead: int,
+        memory: CorpusMemory | None,
     ) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
-        self._memory = memory
-        self._steps_ahead = steps_ahead
+        self._steps_ahead, self._memory = steps_ahead, memory
         self._started: deque[_Step] = deque()  # whose results were not read yet
-        if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
-            raise UsageError(
-                f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses for each of "
-                f"max_sequences = {scheduler.max_sequences} texts. Raise the first, or lower one of the others."
-            )
 
     @classmethod
     def build(
@@ -105,7 +97,7 @@ class Engine:
         )
         if steps_ahead is None:
             steps_ahead = int(model.device.type == "cuda")
-        return cls(runner, sampler, scheduler, drafter, steps_ahead=steps_ahead, memory=memory)
+        return cls(runner, sampler, scheduler, drafter, steps_ahead, memory)
 
     @property
     def is_idle(self) -> bool:
