@@ -135,9 +135,11 @@ def described_layer(block: Block, activation: str, slopes: Tensor | None) -> Lay
     """
     attention, mixture = block.attention, block.feed_forward
     assert attention is not None and attention.k_proj is not None and attention.v_proj is not None
+    # The shared experts of a mixture may have a norm of their own; so may the others, see `described_experts`.
+    of_shared = mixture.shared_norm if isinstance(mixture, MixtureOfExperts) else None
     norms = (
         (block.attention_norm, block.attention_output_norm),
-        (input_norm(block), block.feed_forward_output_norm),
+        (block.feed_forward_norm if of_shared is None else of_shared, block.feed_forward_output_norm),
     )
     branches, is_last = [], block.position == "post"
     for norm, output_norm in norms:
@@ -195,13 +197,6 @@ def _require_fit(block: Block, heads: int, kv_heads: int) -> None:
 def dense(block: Block) -> FeedForward | None:
     """The feed-forward network that all rows of a block pass: that of the shared experts in a mixture, or None."""
     return block.feed_forward.shared if isinstance(block.feed_forward, MixtureOfExperts) else block.feed_forward
-
-
-def input_norm(block: Block) -> nn.Module | None:
-    """The norm of the input of `dense`, and of the experts unless they have norms of their own."""
-    mixture = block.feed_forward
-    own = mixture.shared_norm if isinstance(mixture, MixtureOfExperts) else None
-    return block.feed_forward_norm if own is None else own
 
 
 def described_experts(mixture: MixtureOfExperts) -> ExpertsOfLayer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -197,28 +198,25 @@ class _Sources:
 
     def __init__(self, network_for: Callable[[Sequence[Adapter | None]], Transformer]) -> None:
         self._network_for = network_for
-        self._numbers: dict[tuple[Adapter | None, tuple[int, ...]], int] = {}
-        self._states: dict[int, Tensor] = {}
-        self._next = 0
+        self._known: dict[tuple[Adapter | None, tuple[int, ...]], tuple[int, Tensor]] = {}
+        self._numbers = itertools.count()
 
     def memory(self, sources: Sequence[_Source], counts: Sequence[int]) -> tuple[Memory, list[int]]:
         """The states for the tokens of a pass, `counts` of them for each source, and the numbers of the sources."""
         keys = [(adapter, tuple(source or ())) for adapter, source in sources]
         for key in dict.fromkeys(keys):
-            if key not in self._numbers:
-                self._numbers[key] = self._next
+            if key not in self._known:
                 model = cast(EncoderDecoder, self._network_for([key[0]]))
-                self._states[self._next] = model.encode(torch.tensor([key[1]], device=model.device)).states[0]
-                self._next += 1
-        for key in self._numbers.keys() - set(keys):
-            del self._states[self._numbers.pop(key)]
-        numbers = [self._numbers[key] for key in keys]
-        device = self._states[numbers[0]].device
+                encoded = model.encode(torch.tensor([key[1]], device=model.device))
+                self._known[key] = next(self._numbers), encoded.states[0]
+        for key in self._known.keys() - set(keys):
+            del self._known[key]
+        states = torch.nn.utils.rnn.pad_sequence([self._known[key][1] for key in keys], batch_first=True)
+        device = states.device
         lengths = upload(torch.tensor([len(key) for _, key in keys]), device)
-        states = torch.nn.utils.rnn.pad_sequence([self._states[number] for number in numbers], batch_first=True)
         mask = torch.arange(states.shape[1], device=device) < lengths[:, None]
         rows = upload(torch.arange(len(keys)).repeat_interleave(torch.tensor(counts)), device)
-        return Memory(states[rows], mask[rows]), numbers
+        return Memory(states[rows], mask[rows]), [self._known[key][0] for key in keys]
 
 
 class DecodingGraphs:
