@@ -289,14 +289,7 @@ void multiply_groups(const Linear& linear, const void* memory, float* y, int64_t
 
 }  // namespace
 
-#define KERNEL(name, planes, function)                                                                              \
-  void round_##name(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {                                \
-    Inputs<planes>(memory, M, K).round(x, m);                                                                       \
-  }                                                                                                                 \
-  void multiply_##name(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) { \
-    function(*linear, inputs, y, M, begin, end);                                                                    \
-  }
-#define GROUP_KERNEL(name, Codes, group, Scale) KERNEL(name, 2, (multiply_groups<Codes, group, Scale>))
+#define GROUP_KERNEL(name, Codes, group, Scale) KERNEL(name, Inputs<2>, (multiply_groups<Codes, group, Scale>))
 
 extern "C" {
 
@@ -319,6 +312,6 @@ void arrange_tiles(int32_t* rows, int64_t tiles, int64_t units) {
   }
 }
 
-KERNEL(int8, 1, multiply<WholeRows>)
+KERNEL(int8, Inputs<1>, multiply<WholeRows>)
 OF_GROUPS(GROUP_KERNEL)
 }

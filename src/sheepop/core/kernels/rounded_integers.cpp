@@ -294,19 +294,12 @@ void multiply_groups(const Linear& linear, const void* memory, float* y, int64_t
 
 }  // namespace
 
-#define KERNEL(name, function)                                                                      \
-  void round_##name##_rounded(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {     \
-    Inputs(memory, M, K).round(x, m);                                                               \
-  }                                                                                                 \
-  void multiply_##name##_rounded(const Linear* linear, const void* inputs, float* y, int64_t M,    \
-                                 int64_t begin, int64_t end) {                                      \
-    function(*linear, inputs, y, M, begin, end);                                                    \
-  }
-#define GROUP_KERNEL(name, Codes, group, Scale) KERNEL(name, (multiply_groups<Codes, group, Scale>))
+#define GROUP_KERNEL(name, Codes, group, Scale) \
+  KERNEL(name##_rounded, Inputs, (multiply_groups<Codes, group, Scale>))
 
 extern "C" {
 #if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
-KERNEL(int8, multiply<WholeRows>)
+KERNEL(int8_rounded, Inputs, multiply<WholeRows>)
 #endif
 OF_GROUPS(GROUP_KERNEL)
 }
