@@ -308,8 +308,9 @@ class Engine:
         for parent, hypothesis in zip(parents, beam.live, strict=True):
             table = before[parent].table
             assert table is not None
-            context = [*prompt, *hypothesis.token_ids]
-            request.branches.append(replace(before[parent], context=context, table=manager.fork(table)))
+            written = list(hypothesis.token_ids)
+            branch = replace(before[parent], context=[*prompt, *written], token_ids=written, table=manager.fork(table))
+            request.branches.append(branch)
         for branch in before:
             assert branch.table is not None
             manager.close(branch.table)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from sheepop.generate.request import Candidate
 from sheepop.generate.scheduler import Grant
 from sheepop.generate.transfers import upload
 from sheepop.model.corpus_memory import CorpusMemory
@@ -28,7 +26,7 @@ def numbers_written(grants: Sequence[Grant]) -> Iterator[int]:
     """Yields how many tokens before each prediction behind these chunks of requests the model itself has written."""
     for reader, chunk, num_predictions, _ in grants:
         # A context that slid has lost tokens of the prompt first; all tokens of the text are known here.
-        given = max(0, len(reader.context) - len(cast(Candidate, reader).token_ids))
+        given = max(0, len(reader.context) - len(reader.token_ids))
         yield from (stop - given for stop in range(chunk.end - num_predictions + 1, chunk.end + 1))
 
 

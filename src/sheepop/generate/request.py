@@ -173,7 +173,6 @@ class Candidate(Reader):
         super().__init__(context, request.salt, adapter=request.adapter, source_ids=request.prompt.source_ids)
         self.request, self.index = request, index
         self.seed = request.seed if index == 0 else derive_seed(request.seed, "candidate", index)
-        self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.likeliest: list[Likeliest] = []
         self.near_ties, self.num_expected, self._num_unknown = 0, 0, 0

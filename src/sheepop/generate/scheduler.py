@@ -26,7 +26,7 @@ class Reader:
     """A text that the network reads, with an adapter or as it is: `context`, then the guessed tokens `drafts`.
 
     Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet. `source_ids`
-    are the tokens that the encoder reads, if the network has one.
+    are the tokens that the encoder reads, if there is one, and `token_ids` those that the network has written.
     """
 
     context: list[int]
@@ -35,6 +35,7 @@ class Reader:
     drafts: list[int] = field(default_factory=list)
     adapter: Adapter | None = None
     source_ids: list[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
 
 
 class Schedulable(Protocol):
