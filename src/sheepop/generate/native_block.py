@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from sheepop.adapt.native_products import matrices, missing_kernel, wants_native
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, native_library, say_once
+from sheepop.core.native import COUNT, POINTER, address, native_function, native_library, say_once
 from sheepop.generate.native_steps import (
     ACTIVATIONS,
     MODULES,
@@ -34,7 +34,7 @@ from sheepop.generate.native_steps import (
     tokens_of,
 )
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.paged_kernels import COUNT, POINTER, attention_kernel, storing_kernel
+from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
 from sheepop.model.block import Block, BlockInputs, BlockOutputs
@@ -247,7 +247,5 @@ def _lacking(model: Transformer, block: Block) -> str | None:
 
 
 @cache
-def _run() -> Callable[..., Any]:
-    found = native_library(_SOURCE).run_blocks  # type: ignore[union-attr]
-    found.argtypes, found.restype = [POINTER, COUNT, *[POINTER] * 4, COUNT], None
-    return found
+def _run() -> Any:
+    return native_function(_SOURCE, "run_blocks", [POINTER, COUNT, *[POINTER] * 4, COUNT])

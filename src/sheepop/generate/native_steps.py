@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Linear, StoredWeight
-from sheepop.core.native import address
-from sheepop.generate.paged_kernels import COUNT, POINTER, AttentionMetadata, Stored
+from sheepop.core.native import COUNT, NUMBER, POINTER, address
+from sheepop.generate.paged_kernels import AttentionMetadata, Stored
 from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block
 from sheepop.model.experts import Experts, MixtureOfExperts, Router
@@ -38,7 +38,6 @@ MODULES: frozenset[type[nn.Module]] = frozenset(
     {Block, Attention, FeedForward, MixtureOfExperts, Experts, Router, nn.Dropout, nn.Linear, *NORMS}
 )
 """The modules that native code computes."""
-NUMBER = ctypes.c_double
 
 
 class Norm(ctypes.Structure):

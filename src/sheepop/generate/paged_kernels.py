@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, name_of, native_library
+from sheepop.core.native import COUNT, POINTER, address, name_of, native_function, native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
 
@@ -28,9 +28,6 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _SOURCE = KERNELS / "attention.cpp"
 _PROGRAMS = 512  # enough for any GPU
 _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
-
-
-POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
 class Stored(ctypes.Structure):
@@ -188,17 +185,15 @@ def attends_natively(kind: AttentionKind) -> bool:
 
 
 @cache
-def attention_kernel(stored: torch.dtype) -> Callable[..., None]:
+def attention_kernel(stored: torch.dtype) -> Any:
     """The CPU's kernel for stored keys and values; ``attention.h`` describes its arguments."""
-    found = getattr(native_library(_SOURCE), f"attend_{name_of(stored)}")
-    found.argtypes, found.restype = [POINTER, COUNT, COUNT, COUNT], None
-    return found
+    return native_function(_SOURCE, f"attend_{name_of(stored)}", [POINTER, COUNT, COUNT, COUNT])
 
 
 @cache
-def storing_kernel(stored: torch.dtype) -> Callable[..., None]:
+def storing_kernel(stored: torch.dtype) -> Any:
     """The CPU's function that stores a key or value; ``attention.h`` describes its arguments."""
-    return getattr(native_library(_SOURCE), f"write_{name_of(stored)}")
+    return native_function(_SOURCE, f"write_{name_of(stored)}", [POINTER, POINTER, COUNT, POINTER, COUNT])
 
 
 def attend_natively(
