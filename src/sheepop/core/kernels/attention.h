@@ -21,9 +21,7 @@ struct Attention {
   const float *slopes, *sinks;          // (H,) or null
 };
 
-extern "C" {
 // Computes the items `begin` to `end` of R * K.
 typedef void (*Attend)(const Attention* attention, int64_t begin, int64_t end, int64_t threads);
 // Stores the key or value of a head of a token as entry `entry`.
 typedef void (*Write)(void* numbers, float* scales, int64_t entry, const float* x, int64_t width);
-}

@@ -10,8 +10,6 @@
 #include "attention.h"
 #include "experts.h"
 
-extern "C" {
-
 // The norms of a branch: of its input, of its output, and of the sum with the residual stream.
 struct Branch {
   Norm before, after, sum;
@@ -52,7 +50,6 @@ struct Step {
   Stored keys, values;
   const Change* const* changes;
 };
-}
 
 namespace {
 
