@@ -226,15 +226,11 @@ class Rows {
   void attend(int64_t later) const {
     for (int64_t i = 0; i < count; i++)
       std::copy_n(of.queries + head_of(i) * keys.width, keys.width, queries + i * query_line);
-    by_block<kQueries>(keys, values.at((blocks[begin] * of.K + k) * S), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
-      score<rows>(i, entry, numbers, at, ahead);
-    });
+    by_block<kQueries>(keys, values.at(entry_of(begin)), [&](auto rows, auto... given) { score<rows>(given...); });
     std::fill_n(out, count * out_line, 0.f);
     for (int64_t i = 0; i < count; i++)  // the first number of a query, which is no longer needed
       queries[i * query_line] = of.softmax(scores + i * line + first(i), last(i) + 1 - first(i), k * heads + i % heads);
-    by_block<kRows>(values, keys.at(later), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
-      add<rows>(i, entry, numbers, at, ahead);
-    });
+    by_block<kRows>(values, keys.at(later), [&](auto rows, auto... given) { add<rows>(given...); });
     for (int64_t i = 0; i < count; i++)
       for (int64_t j = 0; j < values.width; j++)
         of.out[head_of(i) * values.width + j] = out[i * out_line + j] * queries[i * query_line];
@@ -248,6 +244,7 @@ class Rows {
   float *queries, *out, *scores, *wide;
 
   static int64_t whole(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
+  int64_t entry_of(int64_t block) const { return (blocks[block] * of.K + k) * S; }
   int64_t head_of(int64_t i) const { return (row + i / heads) * of.H + k * heads + i % heads; }
   int64_t first(int64_t i) const { return of.first_of(position + i / heads) - begin * S; }
   int64_t last(int64_t i) const { return position + i / heads - begin * S; }
@@ -257,8 +254,8 @@ class Rows {
   template <int together, class Work>
   void by_block(const Blocks<T>& stored, const T* last_next, const Work& work) const {
     for (int64_t block = begin, at = 0; block < end; block++, at += S) {
-      const int64_t entry = (blocks[block] * of.K + k) * S, later = at + begin * S - position;
-      const T* next = block + 1 < end ? stored.at((blocks[block + 1] * of.K + k) * S) : last_next;
+      const int64_t entry = entry_of(block), later = at + begin * S - position;
+      const T* next = block + 1 < end ? stored.at(entry_of(block + 1)) : last_next;
       const int64_t from = heads * std::max<int64_t>(0, later);
       const int64_t to = of.window ? std::min(count, heads * (later + S + of.window - 1)) : count;
       const int64_t ahead = reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(stored.at(entry));
