@@ -85,13 +85,11 @@ class NativeBlock(Block):
         tokens = tokens_of(metadata, inputs.rotary, cache.block_size, count)
         if 2 * tokens.width > self._layer.key_width:
             raise ValueError(f"{tokens.width} angles rotate more than the {self._layer.key_width} numbers of a head")
-        stored = []
-        for blocks, width in (
-            (cache.keys[self.attention.layer], self._layer.key_width),
-            (cache.values[self.attention.layer], self._layer.value_width),
-        ):
-            shape = len(blocks.numbers), self._layer.kv_heads, cache.block_size, width
-            stored.append(blocks.described(*shape))
+        keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
+        stored = (
+            blocks.described(len(blocks.numbers), self._layer.kv_heads, cache.block_size, width)
+            for blocks, width in ((keys, self._layer.key_width), (values, self._layer.value_width))
+        )
         parts = self._layer, tokens.described
         step = Step(*(ctypes.addressof(part) for part in parts), *stored, ctypes.addressof(changes))
         return step, tokens, changes
