@@ -342,12 +342,12 @@ void write(T* numbers, float* scales, int64_t entry, const float* x, int64_t wid
 
 }  // namespace
 
-#define FORMAT(name, T, largest)                                                                        \
-  void attend_##name(const Attention* attention, int64_t begin, int64_t end, int64_t threads) {        \
-    run<T>({*attention}, begin, end, threads);                                                          \
-  }                                                                                                     \
-  void write_##name(void* numbers, float* scales, int64_t entry, const float* x, int64_t width) {      \
-    write(static_cast<T*>(numbers), scales, entry, x, width, largest);                                  \
+#define FORMAT(name, T, largest)                                                                      \
+  void attend_##name(const Attention* attention, int64_t begin, int64_t end, int64_t threads) {       \
+    run<T>({*attention}, begin, end, threads);                                                        \
+  }                                                                                                   \
+  void write_##name(void* numbers, float* scales, int64_t entry, const float* x, int64_t width) {     \
+    write(static_cast<T*>(numbers), scales, entry, x, width, largest);                                \
   }
 
 extern "C" {

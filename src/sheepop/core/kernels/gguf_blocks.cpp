@@ -85,7 +85,7 @@ inline void decode(const uint8_t* blocks, int64_t count, int64_t page, Out out) 
 #define BLOCKS(name, bytes, numbers, scales)                                                                          \
   static void name##_block(const uint8_t* from, Out out);                                                             \
   extern "C" void name(const uint8_t* blocks, int64_t count, int64_t page, uint8_t* out, float* scale, float* more) { \
-    decode<bytes, numbers, scales, name##_block>(blocks, count, page, {out, scale, more});                             \
+    decode<bytes, numbers, scales, name##_block>(blocks, count, page, {out, scale, more});                            \
   }                                                                                                                   \
   static void name##_block(const uint8_t* from, Out out)
 
