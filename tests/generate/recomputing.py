@@ -15,7 +15,7 @@ from sheepop.adapt.row_adapters import Adapter
 from sheepop.generate import Generator
 from sheepop.generate.engine import Engine
 from sheepop.generate.runner import paged_runner
-from sheepop.generate.scheduler import Share
+from sheepop.generate.scheduler import Grant
 from sheepop.generate.transfers import with_sampled
 from sheepop.model import EncoderDecoder, Memory, Transformer
 
@@ -32,13 +32,13 @@ class RecomputingRunner:
     def prepare(self, most: int) -> None:
         raise NotImplementedError
 
-    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
+    def run(self, grants: Sequence[Grant], sampled: Tensor | None = None) -> Tensor:
         """Returns the logits (R, V) after each text and each guess that was read."""
         device = self._model.device
-        grants = [(share, grant) for share in shares for grant in share.grants if grant.num_predictions]
+        grants = [grant for grant in grants if grant.num_predictions]
         if not grants:
             return torch.empty(0, self._model.config.vocabulary, device=device)
-        texts = [[*grant.reader.context, *grant.reader.drafts][: grant.chunk.end] for _, grant in grants]
+        texts = [[*grant.reader.context, *grant.reader.drafts][: grant.chunk.end] for grant in grants]
         longest = max(map(len, texts))
         input_ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
         input_ids = with_sampled(input_ids, sampled)
@@ -46,11 +46,11 @@ class RecomputingRunner:
         # Padding has the position of the row's last token, so that no position beyond the row's length is looked up.
         inputs: dict[str, Any] = {"positions": torch.arange(longest, device=device).minimum(lengths - 1)}
         if isinstance(self._model, EncoderDecoder):
-            inputs["memory"] = self._encoded([share.request.source_ids for share, _ in grants])
+            inputs["memory"] = self._encoded([grant.reader.source_ids for grant in grants])
         hidden_BTD = self._model.hidden_states(input_ids, **inputs)
         parts = [
             hidden_BTD[row, len(text) - grant.num_predictions : len(text)]
-            for row, (text, (_, grant)) in enumerate(zip(texts, grants, strict=True))
+            for row, (text, grant) in enumerate(zip(texts, grants, strict=True))
         ]
         return self._model.read_out(torch.cat(parts)[:, None])[:, 0]
 
@@ -65,8 +65,8 @@ class RecomputingRunner:
 def recomputing(model: Transformer) -> Iterator[None]:
     """Engines that are built here run `model` by the slow runner, and a draft by the usual one."""
 
-    def runner(network: Transformer, **settings: Any) -> Any:
-        return RecomputingRunner(model) if network is model else paged_runner(network, **settings)
+    def runner(network: Transformer, *given: Any, **settings: Any) -> Any:
+        return RecomputingRunner(model) if network is model else paged_runner(network, *given, **settings)
 
     with patch("sheepop.generate.engine.paged_runner", runner):
         yield

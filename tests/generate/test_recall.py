@@ -71,6 +71,16 @@ def test_each_token_is_chosen_from_corrected_logits(
             ids.append(token)
 
 
+def test_beams_have_corrected_probabilities(toy_model: Build, memory: CorpusMemory) -> None:
+    model, ids = toy_model(), TOKENIZER.encode("the cat")
+    config = GenerationConfig(max_new_tokens=8, num_beams=3)
+    (found,) = Generator(model, TOKENIZER, memory=memory).generate(["the cat"], config)
+    for written, (token, logprob) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
+        assert logprob == pytest.approx(
+            float(slow(model, memory, [*ids, *found.token_ids[:written]], written)[token]), abs=1e-4
+        )
+
+
 def test_requests_choose_whether_they_use_the_memory(toy_model: Build, memory: CorpusMemory) -> None:
     model, prompts = toy_model(), ["the cat", "the cat", "the dog"]
     configs = [GenerationConfig(max_new_tokens=12, temperature=0.0, use_memory=use) for use in (True, False, True)]

@@ -29,8 +29,6 @@ class Job:
     order: tuple[int, int]
     texts: list[Text]
 
-    source_ids = None
-
     @property
     def width(self) -> int:
         return len(self.texts)
@@ -43,7 +41,7 @@ class Job:
 def take_step(scheduler: Scheduler, shares: list[Share]) -> None:
     """Does the work of the engine: every text that was read to its end grows by a token."""
     for share in shares:
-        for reader, chunk, _ in share.grants:
+        for reader, chunk, *_ in share.grants:
             assert isinstance(reader, Text)
             scheduler.manager.advance(chunk.table, reader.context, chunk.end)
         job = share.request

@@ -36,7 +36,7 @@ def wants_native_kernels(model: Transformer) -> bool:
     if allowed is not None:
         return allowed
     integers = any(isinstance(weight, StoredWeight) and weight.has_scales for weight in model.parameters())
-    return integers or sum(weight.nbytes for weight in _matrices(model)) >= _LEAST_BYTES
+    return integers or sum(weight.nbytes for weight in matrices(model)) >= _LEAST_BYTES
 
 
 def with_native_products(model: Transformer, *, always: bool = False, rounded: bool = False) -> Transformer:
@@ -49,7 +49,7 @@ def with_native_products(model: Transformer, *, always: bool = False, rounded: b
     If all matrices of a model in 16 bits have kernels, the copy computes in float32: its matrices and embeddings share
     the memory of the original, its other weights are copies, and its cache has the original's data type.
     """
-    made = {weight: _stored(weight, weight.dtype) for weight in _matrices(model)}
+    made = {weight: _stored(weight, weight.dtype) for weight in matrices(model)}
     is_half = model.dtype.itemsize < torch.float32.itemsize
     widens = is_half and model.config.latent_attention is None
     widens = widens and all(weight.kernel is not None for weight in made.values())
@@ -107,7 +107,7 @@ def can_be_batch_invariant(model: Transformer) -> bool:
     has_latents = model.config.latent_attention is not None
     if model.device.type != "cpu" or model.dtype != torch.float32 or has_latents or not has_kernels():
         return False
-    return all(cast(StoredWeight, weight).kernel is not None for weight in _matrices(with_native_products(model)))
+    return all(cast(StoredWeight, weight).kernel is not None for weight in matrices(with_native_products(model)))
 
 
 def _stored(weight: Tensor, dtype: torch.dtype) -> StoredWeight:
@@ -130,10 +130,10 @@ def _tables(layer: nn.Module) -> Iterator[nn.Parameter]:
         yield from (weight for weight in layer.parameters(recurse=False) if weight.dtype in _FORMATS)
 
 
-def _matrices(model: Transformer) -> list[nn.Parameter]:
+def matrices(network: nn.Module) -> list[nn.Parameter]:
     """Returns the weights of linear layers, routers and experts in a data type of the kernels, tied weights once."""
     found: dict[nn.Parameter, None] = {}
-    for layer in model.modules():
+    for layer in network.modules():
         if isinstance(layer, nn.Linear | Router | Experts):
             dimensions = 3 if isinstance(layer, Experts) else 2
             found |= dict.fromkeys(weight for weight in layer.parameters(recurse=False) if weight.ndim == dimensions)

@@ -23,7 +23,7 @@ from sheepop.adapt.tiles import SOURCE as SOURCE_OF_INTEGERS
 from sheepop.core.device import has_fp8
 from sheepop.core.kernel_build import KERNELS
 from sheepop.core.memory_placement import copied_by_threads
-from sheepop.core.native import Loaded, address, load_kernel, name_of, native_library
+from sheepop.core.native import COUNT, POINTER, Loaded, address, load_kernel, name_of, native_function, native_library
 from sheepop.model.experts.grouped_product import grouped_product
 from sheepop.model.fused import fuses
 from sheepop.model.logits import product_back
@@ -43,8 +43,8 @@ class Linear(ctypes.Structure):
     """A product with a stored matrix as native code sees it; ``native.h`` describes the fields."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("round", "multiply", "weights", "scales", "offsets", "bias")),
-        *((name, ctypes.c_int64) for name in ("inputs", "outputs")),
+        *((name, POINTER) for name in ("round", "multiply", "weights", "scales", "offsets", "bias")),
+        *((name, COUNT) for name in ("inputs", "outputs")),
     ]
 
 
@@ -222,12 +222,10 @@ class StoredWeight(Tensor):
         kernel = _kernel(f"{self.stored}_many") if many else self.kernel
         assert kernel is not None
         (codes, *factors), rows, length = self._parts, self.num_rows, self.row_length
-        shape: tuple[int, ...] = (rows, length)
-        of_factors: tuple[int, ...] = (rows,)
-        if self._in_tiles:
-            tiles = -(-rows // TILE)
-            shape = (tiles, length // (8 if self.stored == "int4" else 4), 4 * TILE)
-            of_factors = of_factors if self.group is None else (tiles, length // self.group, TILE)
+        tiles, num_units = -(-rows // TILE), length // (8 if self.stored == "int4" else 4)
+        shape = (tiles, num_units, 4 * TILE) if self._in_tiles else (rows, length)
+        has_groups = self._in_tiles and self.group is not None
+        of_factors = (tiles, length // (self.group or 1), TILE) if has_groups else (rows,)
         parts = (
             address("numbers", codes, codes.dtype, *shape),
             *(None if part is None else address("scales", part, part.dtype, *of_factors) for part in factors),
@@ -373,22 +371,18 @@ def _kernel(name: str) -> tuple[int | None, int] | None:
     of_integers = _ROUNDED_INTEGERS if name.endswith("_rounded") else SOURCE_OF_INTEGERS
     library = native_library(of_integers if name.startswith("int") else _SOURCE)
     found = (getattr(library, f"{kind}_{name}", None) for kind in ("round", "multiply"))
-    rounding, multiply = (function and ctypes.cast(function, ctypes.c_void_p).value for function in found)
+    rounding, multiply = (function and ctypes.cast(function, POINTER).value for function in found)
     return None if multiply is None or native_library(_SOURCE) is None else (rounding, multiply)
 
 
 @cache
 def _most_rows_of_groups() -> int:
-    found = native_library(SOURCE_OF_INTEGERS).most_rows_of_groups  # type: ignore[union-attr]
-    found.restype = ctypes.c_int64
-    return int(found())
+    return int(native_function(SOURCE_OF_INTEGERS, "most_rows_of_groups", [], COUNT)())
 
 
 @cache
 def _run() -> Any:
-    found = native_library(_SOURCE).run_linear  # type: ignore[union-attr]
-    found.argtypes, found.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2, None
-    return found
+    return native_function(_SOURCE, "run_linear", [POINTER, POINTER, POINTER, COUNT, COUNT])
 
 
 def has_kernels() -> bool:

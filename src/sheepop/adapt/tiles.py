@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, native_library
+from sheepop.core.native import COUNT, POINTER, address, native_function
 
 GROUP = 32
 """Number of int4 weights that share 16 bytes."""
@@ -49,11 +48,7 @@ def tiles_of(rows: Tensor, *, in_place: bool = False) -> Tensor:
 
 @cache
 def _arrange() -> Any:
-    library = native_library(SOURCE)
-    function = None if library is None else library.arrange_tiles
-    if function is not None:
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
-    return function
+    return native_function(SOURCE, "arrange_tiles", [POINTER, COUNT, COUNT])
 
 
 def rows_of(tiles: Tensor, index: Tensor | slice) -> Tensor:

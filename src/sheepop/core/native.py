@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sheepop.core.errors import UsageError
 from sheepop.core.files import cache_directory
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _OPENMP = ("libgomp*", "libiomp*", "libomp*")
 _LOG = logging.getLogger("sheepop.native")
+POINTER, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+"""The C types of arguments that most kernels take."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ def native_library(source: Path) -> ctypes.CDLL | None:
             f"and int4 weights many times. {remedy}, or set SHEEPOP_NATIVE=0."
         )
     return loaded.library
+
+
+def native_function(source: Path, name: str, arguments: Sequence[Any], result: Any = None) -> Any:
+    """Returns a function of a C++ file, for arguments and a result of these C types, or None without the kernel."""
+    library = native_library(source)
+    function = None if library is None else getattr(library, name)
+    if function is not None:
+        function.argtypes, function.restype = arguments, result
+    return function
 
 
 def address(name: str, tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:

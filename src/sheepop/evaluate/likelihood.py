@@ -17,7 +17,7 @@ from sheepop.generate.generator import Generator, free_memory
 from sheepop.generate.paged_cache import block_manager, bytes_per_block, state_bytes
 from sheepop.generate.recall import contexts, correction
 from sheepop.generate.runner import Reading, paged_runner
-from sheepop.generate.scheduler import Grant, Reader, Share
+from sheepop.generate.scheduler import Grant, Reader
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.model.accounting.cost import pass_bytes
 from sheepop.model.attention.choose import choose_kernel
@@ -83,17 +83,6 @@ class Score:
     def bits_per_byte(self) -> float:
         """Bits per byte of the predicted tokens."""
         return -math.fsum(self.logprobs) / math.log(2) / self.num_bytes
-
-
-class _Text(Reader):
-    """A text to read, as a scheduler's request and reader: the runner predicts after `context` and each of `drafts`."""
-
-    width, source_ids, order = 1, None, (0, 0)
-
-    @property
-    def readers(self) -> list[_Text]:
-        """The text itself."""
-        return [self]
 
 
 @dataclass
@@ -189,7 +178,7 @@ class _Reading:
         of_states = state_bytes(model, 2 * _TEXTS_WITH_STATES, BLOCK_SIZE)
         require_memory(model, tokens_per_pass, longest, count * bytes_per_block(model, BLOCK_SIZE) + of_states)
         self._manager = block_manager(model, count, BLOCK_SIZE, max_sequences=2 * _TEXTS_WITH_STATES)
-        self._runner = paged_runner(model, num_blocks=self._manager.num_blocks, block_size=BLOCK_SIZE)
+        self._runner = paged_runner(model, self._manager)
         # States are found again only where a text ended, so that waiting for the prefix of another saves nothing.
         self._has_states = model.config.gated_delta_net is not None
         self._most_texts = _TEXTS_WITH_STATES if self._has_states else _FORKS_PER_PASS
@@ -198,12 +187,12 @@ class _Reading:
         """Yields the scores of the continuations of every group."""
         begin = 0
         while begin < len(self._groups):
-            shares = self._contexts(begin)
-            tables = [share.grants[0].chunk.table for share in shares]
-            groups, begin = self._groups[begin : begin + len(shares)], begin + len(shares)
+            grants = self._contexts(begin)
+            tables = [grant.chunk.table for grant in grants]
+            groups, begin = self._groups[begin : begin + len(grants)], begin + len(grants)
             # Sorted contexts share the most with the next one; blocks of anything else are used again at once.
             following = self._groups[begin].context if begin < len(self._groups) else []
-            states_RD = self._states(shares, following)
+            states_RD = self._states(grants, following)
             for group, table in zip(groups, tables, strict=True):
                 shared = _shared(group.context, following)
                 self._manager.advance(table, group.context, len(group.context), findable=shared)
@@ -211,27 +200,27 @@ class _Reading:
             for table in tables:
                 self._manager.close(table)
 
-    def _contexts(self, begin: int) -> list[Share]:
+    def _contexts(self, begin: int) -> list[Grant]:
         """Prepares the contexts of the next pass, from group `begin` on."""
-        shares: list[Share] = []
+        grants: list[Grant] = []
         budget, previous = self._tokens_per_pass, list[int]()
         for group in self._groups[begin:]:
             table = self._manager.open(group.context)
             count = len(group.context) - table.num_tokens
             waits = not self._has_states and _shared(previous, group.context) - table.num_tokens >= _WORTH_WAITING
-            fits = not waits and len(shares) < self._most_texts and (not shares or count <= budget)
-            share = self._share(_Text(group.context), table, count) if fits else None
-            if share is None:
+            fits = not waits and len(grants) < self._most_texts and (not grants or count <= budget)
+            grant = self._grant(Reader(group.context), table, count) if fits else None
+            if grant is None:
                 self._manager.close(table)
                 break
-            shares.append(share)
+            grants.append(grant)
             budget, previous = budget - count, group.context
-        return shares
+        return grants
 
-    def _share(self, text: _Text, table: BlockTable, count: int) -> Share | None:
+    def _grant(self, text: Reader, table: BlockTable, count: int) -> Grant | None:
         """The next `count` tokens of a text, with blocks for as many as a pass reads; None if blocks are missing."""
         copies = self._manager.reserve(table, min(count, self._tokens_per_pass))
-        return None if copies is None else Share(text, [Grant.of(text, table, count)], copies)
+        return None if copies is None else Grant.of(text, table, count, copies)
 
     def _continue(
         self, groups: Sequence[_Group], tables: Sequence[BlockTable], states_RD: Tensor
@@ -243,50 +232,49 @@ class _Reading:
         judged = {pair: [first] for pair, first in zip(pairs, firsts, strict=True)}
         waiting = [(row, found) for row, found in pairs if len(found) > 1]
         while waiting:
-            shares = self._forks(waiting, groups, tables)
-            tokens = [token for _, found in waiting[: len(shares)] for token in found[1:]]
-            before = [] if self._memory is None else list(contexts(shares, self._memory.window))
-            rest = iter(self._judge(self._states(shares), before, tokens))
-            for pair, share in zip(waiting, shares, strict=False):
+            grants = self._forks(waiting, groups, tables)
+            tokens = [token for _, found in waiting[: len(grants)] for token in found[1:]]
+            before = [] if self._memory is None else list(contexts(grants, self._memory.window))
+            rest = iter(self._judge(self._states(grants), before, tokens))
+            for pair, grant in zip(waiting, grants, strict=False):
                 judged[pair] += [next(rest) for _ in pair[1][1:]]
-                self._manager.close(share.grants[0].chunk.table)
-            waiting = waiting[len(shares) :]
+                self._manager.close(grant.chunk.table)
+            waiting = waiting[len(grants) :]
         for row, group in enumerate(groups):
             columns = (map(list, zip(*judged[row, found], strict=True)) for found in group.continuations)
             yield [Continuation(*lists) for lists in columns]
 
     def _forks(
         self, waiting: Sequence[tuple[int, tuple[int, ...]]], groups: Sequence[_Group], tables: Sequence[BlockTable]
-    ) -> list[Share]:
+    ) -> list[Grant]:
         """Prepares as many waiting continuations as one pass reads: each after its context, without its last token."""
-        shares: list[Share] = []
+        grants: list[Grant] = []
         budget = self._tokens_per_pass
         for row, found in waiting[:_FORKS_PER_PASS]:
             count = len(found) - 1
-            if shares and count > budget:
+            if grants and count > budget:
                 break
             fork = self._manager.fork(tables[row])
-            share = self._share(_Text(groups[row].context, drafts=list(found[:-1])), fork, count)
-            if share is None:
+            grant = self._grant(Reader(groups[row].context, drafts=list(found[:-1])), fork, count)
+            if grant is None:
                 self._manager.close(fork)
                 break
-            shares.append(share)
+            grants.append(grant)
             budget -= count
-        return shares
+        return grants
 
-    def _states(self, shares: Sequence[Share], following: Sequence[int] = ()) -> Tensor:
+    def _states(self, grants: Sequence[Grant], following: Sequence[int] = ()) -> Tensor:
         """The hidden states (R, D) that predict; a text longer than a pass, which is alone, is read in several.
 
         What it shares with the text `following` stays findable.
         """
-        if len(shares) > 1:
-            return self._runner.states(Reading.of(shares))
-        ((text, (table, start, count), _),), copies = shares[0].grants, shares[0].copies
+        if len(grants) > 1:
+            return self._runner.states(Reading.of(grants))
+        ((text, (table, start, count), _, copies),) = grants
         tokens, end, found = [*text.context, *text.drafts], start + count, []
         while start < end:
             size = min(self._tokens_per_pass, end - start)
-            share = Share(shares[0].request, [Grant.of(text, table, size)], copies)
-            found.append(self._runner.states(Reading.of([share])))
+            found.append(self._runner.states(Reading.of([Grant.of(text, table, size, copies)])))
             start += size
             if start < end:
                 self._manager.advance(table, tokens, start, findable=_shared(tokens, following))

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sheepop.generate.scheduler import Reader
-
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -23,10 +21,6 @@ class Hypothesis:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     total: float = 0.0
-
-
-class Branch(Reader):
-    """A hypothesis with its prompt, as the network reads it."""
 
 
 class Beam:

@@ -43,14 +43,12 @@ class Grammars:
         # Linux ends the process when the thread that started it ends, so a thread of this object calls it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
-    def matcher(self, config: GenerationConfig) -> Matcher | None:
-        """Returns a matcher for the text of a request; None if its settings have no grammar.
+    def matcher(self, config: GenerationConfig) -> Matcher:
+        """Returns a matcher for the text of a request whose settings have a grammar.
 
         Raises `UsageError` for an invalid grammar, or one that takes too much time or memory.
         """
         name, grammar = self._grammar(config)
-        if grammar is None:
-            return None
         if len(grammar) > _LONGEST:
             raise UsageError(f"{name} has {len(grammar):,} characters; at most {_LONGEST:,} are accepted.")
         try:
@@ -72,7 +70,7 @@ class Grammars:
         self._thread.submit(self._process.close)
         self._thread.shutdown()
 
-    def _grammar(self, config: GenerationConfig) -> tuple[str, str | None]:
+    def _grammar(self, config: GenerationConfig) -> tuple[str, str]:
         """The name of the setting with the grammar, and the grammar in llguidance's syntax."""
         if config.json_schema is not None:
             if _depth(config.json_schema) > _DEEPEST:
@@ -86,7 +84,7 @@ class Grammars:
             return "regex", self._library.LLMatcher.grammar_from_regex(config.regex)
         if config.choice:
             return "choice", "start: " + " | ".join(map(json.dumps, config.choice))
-        return "grammar", config.grammar
+        return "grammar", config.grammar or ""
 
     @cached_property
     def _library(self) -> Any:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import SheepOpError, UsageError
-from sheepop.generate.beam_search import Branch
 from sheepop.generate.blocks import BlockManager
 from sheepop.generate.config import CacheDtype
 from sheepop.generate.paged_cache import block_manager
 from sheepop.generate.recall import contexts, corrected, numbers_written
 from sheepop.generate.request import Candidate, Request
-from sheepop.generate.runner import PagedRunner, Runner, paged_runner
+from sheepop.generate.runner import PagedRunner, paged_runner
 from sheepop.generate.sampler import Choice, Row, Sampled, Sampler
 from sheepop.generate.scheduler import Scheduler, Share
 from sheepop.generate.speculation import Drafter, LookupDrafter, ModelDrafter
@@ -40,29 +39,21 @@ class Engine:
 
     A `drafter` guesses tokens, which changes no text. With `steps_ahead` = 1 a step starts before the results of the
     last one are read, so that a GPU never waits for the host; that changes no text either. A text that ends may then
-    have been read once too often: what was sampled there is dropped. Raises `UsageError` if a step has no room for the
-    guesses.
+    have been read once too often: what was sampled there is dropped.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: PagedRunner,
         sampler: Sampler,
-        scheduler: Scheduler,
-        drafter: Drafter | None = None,
-        *,
-        steps_ahead: int = 0,
-        memory: CorpusMemory | None = None,
+        scheduler: Scheduler[Request],
+        drafter: Drafter | None,
+        steps_ahead: int,
+        memory: CorpusMemory | None,
     ) -> None:
         self._runner, self._sampler, self.scheduler, self._drafter = runner, sampler, scheduler, drafter
-        self._memory = memory
-        self._steps_ahead = steps_ahead
+        self._steps_ahead, self._memory = steps_ahead, memory
         self._started: deque[_Step] = deque()  # whose results were not read yet
-        if drafter is not None and scheduler.max_tokens < scheduler.max_sequences * (1 + drafter.count):
-            raise UsageError(
-                f"max_tokens = {scheduler.max_tokens} has no room for {drafter.count} guesses for each of "
-                f"max_sequences = {scheduler.max_sequences} texts. Raise the first, or lower one of the others."
-            )
 
     @classmethod
     def build(
@@ -92,24 +83,21 @@ class Engine:
 
         def prepared(network: Transformer) -> tuple[BlockManager, PagedRunner]:
             manager = block_manager(network, num_blocks, block_size, max_sequences=max_sequences, lookahead=guesses)
-            settings: dict[str, Any] = {
-                "num_blocks": list(manager.num_blocks),
-                "block_size": block_size,
-                "lookahead": guesses,
-                "cache_dtype": cache_dtype,
-                "batch_invariant": batch_invariant,
-            }
-            return manager, paged_runner(network, **settings)
+            return manager, paged_runner(
+                network, manager, lookahead=guesses, cache_dtype=cache_dtype, batch_invariant=batch_invariant
+            )
 
         manager, runner = prepared(model)
         drafter: Drafter | None = LookupDrafter(guesses) if guesses else None
         if guesses and draft is not None:
             blocks, small = prepared(draft[0])
             drafter = ModelDrafter(small, draft[1], blocks, guesses)
-        scheduler = Scheduler(manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting)
+        scheduler = Scheduler[Request](
+            manager, max_tokens=max_tokens, max_sequences=max_sequences, max_waiting=max_waiting
+        )
         if steps_ahead is None:
             steps_ahead = int(model.device.type == "cuda")
-        return cls(runner, sampler, scheduler, drafter, steps_ahead=steps_ahead, memory=memory)
+        return cls(runner, sampler, scheduler, drafter, steps_ahead, memory)
 
     @property
     def is_idle(self) -> bool:
@@ -144,7 +132,7 @@ class Engine:
 
     def abort_all(self) -> list[Update]:
         """Ends all unfinished requests; see `abort`."""
-        unfinished = [cast(Request, request) for request in (*self.scheduler.running, *self.scheduler.waiting)]
+        unfinished = (*self.scheduler.running, *self.scheduler.waiting)
         return [update for request in unfinished for update in self.abort(request)]
 
     def recover(self) -> list[Request]:
@@ -155,9 +143,8 @@ class Engine:
         """
         synchronize(self._sampler.forbidden.device)
         self._started.clear()
-        waiting = [cast(Request, request) for request in self.scheduler.waiting]
-        kept = [request for request in waiting if request.is_new]
-        if not self.scheduler.running and len(kept) == len(waiting):
+        kept = [request for request in self.scheduler.waiting if request.is_new]
+        if not self.scheduler.running and len(kept) == len(self.scheduler.waiting):
             kept = []
         self.scheduler.reset(kept)
         if self._drafter is not None:
@@ -177,11 +164,11 @@ class Engine:
             updates += self._finish(self._started.popleft())
         return updates
 
-    def _num_ahead(self, shares: Sequence[Share]) -> int:
+    def _num_ahead(self, shares: Sequence[Share[Request]]) -> int:
         """Returns how many results are not waited for: none if nothing was started, or if something needs them now."""
         if not shares or self._drafter is not None or self._memory is not None:  # which need the tokens on the host
             return 0
-        return self._steps_ahead if all(cast(Request, share.request).can_run_ahead for share in shares) else 0
+        return self._steps_ahead if all(share.request.can_run_ahead for share in shares) else 0
 
     def _guess(self) -> None:
         """Drafts tokens for the texts whose only unread token is the newest."""
@@ -190,26 +177,27 @@ class Engine:
         ready = [
             candidate
             for request in self.scheduler.running
-            for candidate in cast(Request, request).writing
+            for candidate in request.writing
             if candidate.table is not None and len(candidate.context) - candidate.table.num_tokens == 1
         ]
         for candidate, drafts in zip(ready, self._drafter.propose(ready), strict=True):
             candidate.drafts = drafts
 
-    def _start(self, shares: Sequence[Share]) -> list[Update]:
+    def _start(self, shares: Sequence[Share[Request]]) -> list[Update]:
         """Runs the network and the sampler; returns the updates of what needs no sampling, or fails before."""
         latest = self._started[-1].sampled if self._started else None
         for share in shares:
-            if (request := cast(Request, share.request)).is_new:
-                request.begin(share)
+            if share.request.is_new:
+                share.request.begin(share.grants)
         sampled = None if latest is None else latest.token_ids
-        logits = self._recalled(self._runner.run(shares, sampled), shares)
+        grants = [grant for share in shares for grant in share.grants]
+        logits = self._recalled(self._runner.run(grants, sampled), shares)
         updates: list[Update] = []
         step, used, row = _Step(), list[int](), 0
         advance = self.scheduler.manager.advance
         for share in shares:
-            request, first = cast(Request, share.request), row
-            for reader, (table, start, count), num_predictions in share.grants:
+            request, first = share.request, row
+            for reader, (table, start, count), num_predictions, _ in share.grants:
                 advance(table, reader.context, min(start + count, len(reader.context)))
                 row += num_predictions
             if row == first:
@@ -218,7 +206,7 @@ class Engine:
                 updates += self._extend(request, logits[first:row])
                 continue
             try:
-                self._add(step, used, request, share, first)
+                self._add(step, used, share, first)
             except UsageError as error:
                 updates += self._fail(request, error)
         if step.rows:
@@ -228,27 +216,27 @@ class Engine:
         self._started.append(step)
         return updates
 
-    def _recalled(self, logits: Tensor, shares: Sequence[Share]) -> Tensor:
+    def _recalled(self, logits: Tensor, shares: Sequence[Share[Request]]) -> Tensor:
         """The logits, corrected by the memory in the rows of requests that use it."""
         if self._memory is None:
             return logits
-        uses = [cast(Request, share.request).uses_memory for share in shares]
-        if not len(logits) or not any(uses):
+        pairs = [(grant, share.request.uses_memory) for share in shares for grant in share.grants]
+        uses = [is_using for grant, is_using in pairs for _ in range(grant.num_predictions)]
+        if not any(uses):
             return logits
-        counts = [sum(grant.num_predictions for grant in share.grants) for share in shares]
-        rows = torch.tensor(uses).repeat_interleave(torch.tensor(counts)).to(logits.device)
-        using = [share for share, is_using in zip(shares, uses, strict=True) if is_using]
+        rows, using = upload(torch.tensor(uses), logits.device), [grant for grant, is_using in pairs if is_using]
         before, written = list(contexts(using, self._memory.window)), list(numbers_written(using))
         changed = corrected(self._memory, logits[rows], before, written)
         return logits.to(changed.dtype).masked_scatter(rows[:, None], changed)
 
-    def _add(self, step: _Step, used: list[int], request: Request, share: Share, first: int) -> None:
+    def _add(self, step: _Step, used: list[int], share: Share[Request], first: int) -> None:
         """Adds the request's texts to a step, and their rows of logits, from row `first` on, to those that are `used`.
 
         New candidates share those of the first.
         """
+        request = share.request
         others = request.fork() if len(request.candidates) < request.num_candidates else []
-        for reader, chunk, count in share.grants:
+        for reader, chunk, count, _ in share.grants:
             for other in others:
                 other.table = self.scheduler.manager.fork(chunk.table)
             places = range(first, first + count)
@@ -320,8 +308,9 @@ class Engine:
         for parent, hypothesis in zip(parents, beam.live, strict=True):
             table = before[parent].table
             assert table is not None
-            context = [*prompt, *hypothesis.token_ids]
-            request.branches.append(Branch(context, request.salt, manager.fork(table), adapter=request.adapter))
+            written = list(hypothesis.token_ids)
+            branch = replace(before[parent], context=[*prompt, *written], token_ids=written, table=manager.fork(table))
+            request.branches.append(branch)
         for branch in before:
             assert branch.table is not None
             manager.close(branch.table)

@@ -76,7 +76,8 @@ class Generator:
         ranks: Ranks = ALONE,
         memory: CorpusMemory | None = None,
     ) -> None:
-        for network in (model,) if draft_model is None else (model, draft_model):
+        networks = (model,) if draft_model is None else (model, draft_model)
+        for network in networks:
             if tokenizer.vocab_size > network.config.vocabulary:
                 raise TokenizerError(
                     f"The tokenizer has {tokenizer.vocab_size} tokens, but the model has only "
@@ -105,7 +106,6 @@ class Generator:
             small, copies = prepared(draft_model.to(self._model.device))
             self._copies += copies
             self._draft = small, Sampler.of(self.tokenizer, small, self._end_ids)
-        networks = (model,) if draft_model is None else (model, draft_model)
         tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         self._weights = [tensor for tensor in tensors if not isinstance(tensor, StoredWeight)]  # which never change
         self._kept: _KeptEngine | None = None

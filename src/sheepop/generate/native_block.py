@@ -10,76 +10,52 @@ from __future__ import annotations
 import copy
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sheepop.adapt.native_products import missing_kernel, wants_native_kernels, with_native_products
+from sheepop.adapt.native_products import matrices, missing_kernel, wants_native_kernels, with_native_products
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.adapt.stored_weight import StoredWeight
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, native_library, say_once
-from sheepop.generate.native_experts import MODULES, dense, described_experts, input_norm, matrices
+from sheepop.core.native import COUNT, POINTER, address, native_function, native_library, say_once
 from sheepop.generate.native_steps import (
-    COUNT,
+    ACTIVATIONS,
+    MODULES,
     NORMS,
-    POINTER,
-    Branch,
     Change,
-    Layer,
     Step,
-    Stored,
     TokensOfKind,
-    TokensOfPass,
-    described_linear,
-    described_norm,
+    described_layer,
+    linears,
+    tokens_of,
 )
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attention_kernel, storing_kernel
 from sheepop.generate.runner import is_led
 from sheepop.model import Transformer
-from sheepop.model.attention.layer import Attention
 from sheepop.model.block import Block, BlockInputs, BlockOutputs
 from sheepop.model.cache import Cache
-from sheepop.model.experts import MixtureOfExperts
-from sheepop.model.feedforward import FeedForward
 from sheepop.model.probe import someone_watches
 
 _SOURCE = KERNELS / "block.cpp"
-_ACTIVATIONS = {
-    "relu": 0,
-    "relu_squared": 1,
-    "gelu": 2,
-    "geglu": 2,
-    "gelu_tanh": 3,
-    "geglu_tanh": 3,
-    "swiglu": 4,
-    "swiglu_clamped": 5,
-}
-_OF_NATIVE = ("_layer", "_tokens", "_most_rows", "_about", "_adapters", "_changes", "_kept")
+_OF_NATIVE = ("_layer", "_most_rows", "_about", "_adapters", "_changes")
 
 
 class NativeBlock(Block):
     """A decoder block over the modules of `block`, which runs in one native call if the pass allows it."""
 
     def __init__(
-        self,
-        block: Block,
-        activation: str,
-        slopes: Tensor | None,
-        tokens: TokensOfPass,
-        adapters: RowAdapters | None = None,
+        self, block: Block, activation: str, slopes: Tensor | None, adapters: RowAdapters | None = None
     ) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(block.__dict__)
-        self._layer, self._tokens = _layer(block, activation, slopes), tokens
-        self._about = activation, slopes, tokens
+        self._layer, self._about = described_layer(block, activation, slopes), (activation, slopes)
         self._adapters = adapters
-        self._changes: weakref.WeakKeyDictionary[Adapter, ctypes.Array[Change] | None] = weakref.WeakKeyDictionary()
-        self._kept: weakref.WeakKeyDictionary[Adapter, list[Tensor]] = weakref.WeakKeyDictionary()  # what they point to
+        self._changes: weakref.WeakKeyDictionary[Adapter, _Changes | None] = weakref.WeakKeyDictionary()
         weights = [weight for weight in block.parameters() if isinstance(weight, StoredWeight)]
         self._most_rows = min(weight.most_native_rows for weight in weights)
 
@@ -99,23 +75,21 @@ class NativeBlock(Block):
     def step(self, inputs: BlockInputs, cache: PagedCache, count: int) -> tuple[Step, TokensOfKind, Any] | None:
         """Describes a pass of `count` tokens through this block, with the tokens and what else must stay alive.
 
-        Returns None if PyTorch runs it.
-
-        Raises `ValueError` if a tensor is not as the native code assumes.
+        Returns None if PyTorch runs it. Raises `ValueError` if a tensor is not as the native code assumes.
         """
         metadata = cache.metadata(inputs.attending)
         changes = None if metadata is None or count > self._most_rows else self._changes_of(count)
         if metadata is None or changes is None:
             return None
         assert self.attention is not None
-        tokens = self._tokens.of(metadata, inputs.rotary, cache.block_size, count, self._layer.key_width)
-        stored = []
-        for blocks, width in (
-            (cache.keys[self.attention.layer], self._layer.key_width),
-            (cache.values[self.attention.layer], self._layer.value_width),
-        ):
-            shape = len(blocks.numbers), self._layer.kv_heads, cache.block_size, width
-            stored.append(Stored(*blocks.addresses(*shape)))
+        tokens = tokens_of(metadata, inputs.rotary, cache.block_size, count)
+        if 2 * tokens.width > self._layer.key_width:
+            raise ValueError(f"{tokens.width} angles rotate more than the {self._layer.key_width} numbers of a head")
+        keys, values = cache.keys[self.attention.layer], cache.values[self.attention.layer]
+        stored = (
+            blocks.described(len(blocks.numbers), self._layer.kv_heads, cache.block_size, width)
+            for blocks, width in ((keys, self._layer.key_width), (values, self._layer.value_width))
+        )
         parts = self._layer, tokens.described
         step = Step(*(ctypes.addressof(part) for part in parts), *stored, ctypes.addressof(changes))
         return step, tokens, changes
@@ -130,15 +104,15 @@ class NativeBlock(Block):
         for adapter, rows in () if self._adapters is None else self._adapters.selected:
             if adapter not in self._changes:
                 self._changes[adapter] = self._made(adapter)
-            if (changes := self._changes[adapter]) is None:
+            if (made := self._changes[adapter]) is None:
                 return None
             for row in range(count) if rows is None else rows.tolist():
-                found[row] = ctypes.addressof(changes)
+                found[row] = ctypes.addressof(made.of_layers)
         return found
 
-    def _made(self, adapter: Adapter) -> ctypes.Array[Change] | None:
-        layers = _linears(self)
-        made = (Change * len(layers))()
+    def _made(self, adapter: Adapter) -> _Changes | None:
+        layers = linears(self)
+        made = _Changes((Change * len(layers))(), [])
         for place, layer in enumerate(layers):
             change = adapter.changes.get(getattr(layer, "path", ""))
             if change is None or layer is None:
@@ -146,13 +120,20 @@ class NativeBlock(Block):
             if change.magnitude is not None or change.down.dtype != torch.float32:
                 return None
             rank, up = len(change.down), change.up.detach().t().contiguous()
-            self._kept.setdefault(adapter, []).append(up)
-            made[place] = Change(
+            made.weights.append(up)
+            made.of_layers[place] = Change(
                 address("A", change.down, torch.float32, rank, layer.in_features),
                 address("B", up, torch.float32, rank, layer.out_features),
                 *(rank, change.config.scale),
             )
         return made
+
+
+class _Changes(NamedTuple):
+    """What an adapter adds to the products of each layer of a block, and new weights that it points to."""
+
+    of_layers: ctypes.Array[Change]
+    weights: list[Tensor]
 
 
 def run_together(
@@ -231,10 +212,9 @@ def with_native_blocks(model: Transformer) -> Transformer:
     """
     if native_library(_SOURCE) is None:
         return model
-    tokens = TokensOfPass()
     for layer, block in enumerate(model.layers):
         if (lacking := _lacking(model, block)) is None:
-            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes, tokens)
+            model.blocks[layer] = NativeBlock(block, model.config.activation, model.slopes)
         else:
             say_once(f"Blocks of this model run in PyTorch, step by step, because the native block lacks {lacking}.")
     if all(isinstance(block, NativeBlock) for block in model.layers):
@@ -245,15 +225,12 @@ def with_native_blocks(model: Transformer) -> Transformer:
 def _lacking(model: Transformer, block: Block) -> str | None:
     """What `block` has and the native block does not compute; None if it computes everything."""
     attention, modules = block.attention, list(block.modules())
-    linear = [module for module in modules if isinstance(module, nn.Linear)]
-    known = {Block, Attention, FeedForward, nn.Dropout, nn.Linear, *NORMS, *MODULES}
-    unknown = sorted({type(module).__name__ for module in modules if type(module) not in known})
-    reasons = map(missing_kernel, (*(layer.weight for layer in linear), *matrices(block)))
-    missing = next(filter(None, reasons), None)
+    unknown = sorted({type(module).__name__ for module in modules if type(module) not in MODULES})
+    missing = next(filter(None, map(missing_kernel, matrices(block))), None)
     lacking = {
         "encoders and decoders": model.architecture != "decoder",
         f"{', '.join(unknown)}": bool(unknown) or attention is None,
-        f"the activation {model.config.activation}": model.config.activation not in _ACTIVATIONS,
+        f"the activation {model.config.activation}": model.config.activation not in ACTIVATIONS,
         "a norm that branches share, and scaled branches": block.shared_norm or block.residual_scale != 1.0,
         "factors of layers": block.factor is not None,
         "keys and values that layers share, and keys that are the values": attention is not None
@@ -267,69 +244,6 @@ def _lacking(model: Transformer, block: Block) -> str | None:
     return next((part for part, found in lacking.items() if found), None)
 
 
-def _layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
-    """The description of a block that the native code reads."""
-    attention, mixture = block.attention, block.feed_forward
-    assert attention is not None and attention.k_proj is not None and attention.v_proj is not None
-    norms = (
-        (block.attention_norm, block.attention_output_norm),
-        (input_norm(block), block.feed_forward_output_norm),
-    )
-    branches, is_last = [], block.position == "post"
-    for norm, output_norm in norms:
-        before, of_sum = (None, None if block.parallel else norm) if is_last else (norm, None)
-        branches.append(Branch(*map(described_norm, (before, output_norm, of_sum))))
-    width, value_width = attention.head_dim, attention.value_dim
-    heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
-    _require_fit(block, heads, kv_heads)
-    return Layer(
-        *branches,
-        *map(described_norm, (attention.q_norm, attention.k_norm)),
-        *map(described_linear, _linears(block)),
-        attention.q_proj.in_features,
-        *(heads, kv_heads, width, value_width),
-        block.parallel,
-        _ACTIVATIONS[activation],
-        width**-0.5 if attention.scale is None else attention.scale,
-        attention.soft_cap or 0.0,
-        *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
-        ctypes.pointer(described_experts(mixture)) if isinstance(mixture, MixtureOfExperts) else None,
-    )
-
-
-def _linears(block: Block) -> tuple[nn.Linear | None, ...]:
-    """The layers with matrices that all rows pass, in the order of the native code."""
-    attention, network = block.attention, dense(block)
-    assert attention is not None
-    of_network = () if network is None else (network.gate_proj, network.up_proj, network.down_proj)
-    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *(of_network or (None,) * 3)
-
-
-def _require_fit(block: Block, heads: int, kv_heads: int) -> None:
-    """Raises `ValueError` unless the layers of a block have the sizes that the native block assumes."""
-    attention, network = block.attention, dense(block)
-    assert attention is not None
-    stream, width, value_width = attention.q_proj.in_features, attention.head_dim, attention.value_dim
-    inner = 0 if network is None else network.up_proj.out_features
-    assumed = {
-        "q": (stream, heads * width),
-        "k": (stream, kv_heads * width),
-        "v": (stream, kv_heads * value_width),
-        "o": (heads * value_width, stream),
-        "gate": (stream, inner),
-        "up": (stream, inner),
-        "down": (inner, stream),
-    }
-    for layer, (name, (inputs, outputs)) in zip(_linears(block), assumed.items(), strict=True):
-        if layer is not None and (layer.in_features, layer.out_features) != (inputs, outputs):
-            found = (layer.in_features, layer.out_features)
-            raise ValueError(f"the projection {name} maps {found[0]} to {found[1]} numbers, not {inputs} to {outputs}")
-    if heads % kv_heads:
-        raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-
-
 @cache
-def _run() -> Callable[..., Any]:
-    found = native_library(_SOURCE).run_blocks  # type: ignore[union-attr]
-    found.argtypes, found.restype = [POINTER, COUNT, *[POINTER] * 4, COUNT], None
-    return found
+def _run() -> Any:
+    return native_function(_SOURCE, "run_blocks", [POINTER, COUNT, *[POINTER] * 4, COUNT])

@@ -1,24 +1,43 @@
-"""What native code is told about a layer, the tokens of a pass, and a step; ``block.cpp`` describes the fields."""
+"""What native code is told about a layer, the tokens of a pass, and a step.
+
+``block.cpp`` describes the fields, and ``experts.h`` those of a mixture of experts.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 
 import torch
 from torch import Tensor, nn
 
 from sheepop.adapt.stored_weight import Linear, StoredWeight
-from sheepop.core.native import address
-from sheepop.generate.paged_kernels import AttentionMetadata
+from sheepop.core.native import COUNT, NUMBER, POINTER, address
+from sheepop.generate.paged_kernels import AttentionMetadata, Stored
+from sheepop.model.attention.layer import Attention
+from sheepop.model.block import Block
+from sheepop.model.experts import Experts, MixtureOfExperts, Router
+from sheepop.model.feedforward import FeedForward
 from sheepop.model.norms import ZeroCenteredRMSNorm
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines."""
-_KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
 NORMS: dict[type[nn.Module], int] = {nn.LayerNorm: 1, nn.RMSNorm: 2, ZeroCenteredRMSNorm: 3}
 """The kinds of norms that native code knows."""
-POINTER, COUNT, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+ACTIVATIONS = {
+    "relu": 0,
+    "relu_squared": 1,
+    "gelu": 2,
+    "geglu": 2,
+    "gelu_tanh": 3,
+    "geglu_tanh": 3,
+    "swiglu": 4,
+    "swiglu_clamped": 5,
+}
+"""The activations that native code knows."""
+MODULES: frozenset[type[nn.Module]] = frozenset(
+    {Block, Attention, FeedForward, MixtureOfExperts, Experts, Router, nn.Dropout, nn.Linear, *NORMS}
+)
+"""The modules that native code computes."""
 
 
 class Norm(ctypes.Structure):
@@ -34,7 +53,7 @@ class Branch(ctypes.Structure):
 
 
 class ExpertsOfLayer(ctypes.Structure):
-    """The weights and sizes of a mixture of experts; ``experts.h`` describes the fields."""
+    """The weights and sizes of a mixture of experts."""
 
     _fields_ = [
         ("router", Linear),
@@ -66,12 +85,6 @@ class Change(ctypes.Structure):
     """What an adapter adds to a product."""
 
     _fields_ = [("down", POINTER), ("up", POINTER), ("rank", COUNT), ("scale", NUMBER)]
-
-
-class Stored(ctypes.Structure):
-    """The keys or values of a layer in the cache."""
-
-    _fields_ = [("numbers", POINTER), ("scales", POINTER)]
 
 
 class Tokens(ctypes.Structure):
@@ -114,12 +127,122 @@ def described_norm(norm: nn.Module | None) -> Norm:
     return Norm(NORMS[type(norm)], *weights, width, eps)
 
 
+def described_layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
+    """Describes a block of a network with this activation and, in ALiBi, `slopes` of heads.
+
+    Raises `ValueError` if a layer has another size than the native code assumes.
+    """
+    attention, mixture = block.attention, block.feed_forward
+    assert attention is not None and attention.k_proj is not None and attention.v_proj is not None
+    # The shared experts of a mixture may have a norm of their own; so may the others, see `described_experts`.
+    of_shared = mixture.shared_norm if isinstance(mixture, MixtureOfExperts) else None
+    norms = (
+        (block.attention_norm, block.attention_output_norm),
+        (block.feed_forward_norm if of_shared is None else of_shared, block.feed_forward_output_norm),
+    )
+    branches, is_last = [], block.position == "post"
+    for norm, output_norm in norms:
+        before, of_sum = (None, None if block.parallel else norm) if is_last else (norm, None)
+        branches.append(Branch(*map(described_norm, (before, output_norm, of_sum))))
+    width, value_width = attention.head_dim, attention.value_dim
+    heads, kv_heads = (layer.out_features // width for layer in (attention.q_proj, attention.k_proj))
+    _require_fit(block, heads, kv_heads)
+    return Layer(
+        *branches,
+        *map(described_norm, (attention.q_norm, attention.k_norm)),
+        *map(described_linear, linears(block)),
+        attention.q_proj.in_features,
+        *(heads, kv_heads, width, value_width),
+        block.parallel,
+        ACTIVATIONS[activation],
+        width**-0.5 if attention.scale is None else attention.scale,
+        attention.soft_cap or 0.0,
+        *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
+        ctypes.pointer(described_experts(mixture)) if isinstance(mixture, MixtureOfExperts) else None,
+    )
+
+
+def linears(block: Block) -> tuple[nn.Linear | None, ...]:
+    """The layers with matrices that all rows pass, in the order of the native code."""
+    attention, network = block.attention, dense(block)
+    assert attention is not None
+    of_network = () if network is None else (network.gate_proj, network.up_proj, network.down_proj)
+    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *(of_network or (None,) * 3)
+
+
+def _require_fit(block: Block, heads: int, kv_heads: int) -> None:
+    """Raises `ValueError` unless the layers of a block have the sizes that the native block assumes."""
+    attention, network = block.attention, dense(block)
+    assert attention is not None
+    stream, width, value_width = attention.q_proj.in_features, attention.head_dim, attention.value_dim
+    inner = 0 if network is None else network.up_proj.out_features
+    assumed = {
+        "q": (stream, heads * width),
+        "k": (stream, kv_heads * width),
+        "v": (stream, kv_heads * value_width),
+        "o": (heads * value_width, stream),
+        "gate": (stream, inner),
+        "up": (stream, inner),
+        "down": (inner, stream),
+    }
+    for layer, (name, (inputs, outputs)) in zip(linears(block), assumed.items(), strict=True):
+        if layer is not None and (layer.in_features, layer.out_features) != (inputs, outputs):
+            found = (layer.in_features, layer.out_features)
+            raise ValueError(f"the projection {name} maps {found[0]} to {found[1]} numbers, not {inputs} to {outputs}")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+
+
+def dense(block: Block) -> FeedForward | None:
+    """The feed-forward network that all rows of a block pass: that of the shared experts in a mixture, or None."""
+    return block.feed_forward.shared if isinstance(block.feed_forward, MixtureOfExperts) else block.feed_forward
+
+
+def described_experts(mixture: MixtureOfExperts) -> ExpertsOfLayer:
+    """Describes a mixture whose matrices are stored weights; it points to their memory and to that of other weights.
+
+    Raises `ValueError` if a weight has another shape than the native code assumes.
+    """
+    router, experts = mixture.router, mixture.experts
+    count, inner, width = experts.up_proj.shape
+    assert isinstance(router.weight, StoredWeight)
+    if router.weight.shape != (count, width):
+        raise ValueError(f"the router maps to {tuple(router.weight.shape)}, not to {count} experts of {width} numbers")
+    return ExpertsOfLayer(
+        router.weight.described(None),
+        _of_each("gate", experts.gate_proj, experts.gate_bias, (count, inner, width)),
+        _of_each("up", experts.up_proj, experts.up_bias, (count, inner, width)),
+        _of_each("down", experts.down_proj, experts.down_bias, (count, width, inner)),
+        *map(described_norm, (mixture.router_norm, mixture.routed_norm)),
+        *map(described_norm, (mixture.routed_output_norm, mixture.shared_output_norm)),
+        address("the router's bias", router.bias, torch.float32, count),
+        address("the balance of experts", router.balance, torch.float32, count),
+        address("the factors of experts", router.expert_scale, torch.float32, count),
+        address("the gate of shared experts", mixture.shared_gate, torch.float32, 1, width),
+        *(count, router.per_token, router.groups, router.groups_per_token, router.group_top),
+        *(router.scores == "sigmoid", router.normalize, router.logit_scale, router.scale),
+    )
+
+
+def _of_each(
+    name: str, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, int, int]
+) -> ctypes.Array[Linear] | None:
+    """Describes the products with the matrices of all experts, one after another."""
+    if weight is None:
+        return None
+    assert isinstance(weight, StoredWeight)
+    if weight.shape != shape:
+        raise ValueError(f"the projection {name} of the experts has the shape {tuple(weight.shape)}, not {shape}")
+    every = (weight.of_expert(expert).described(None if bias is None else bias[expert]) for expert in range(shape[0]))
+    return (Linear * shape[0])(*every)
+
+
 class TokensOfKind:
     """The tokens of a pass as native code sees them in the layers of a kind, with their own copy of the angles."""
 
     def __init__(self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int) -> None:
         assert metadata.tiles is not None
-        self.metadata, self.rotary = metadata, rotary
+        self.rotary = rotary
         self.width = 0 if rotary is None else rotary[0].shape[-1]
         self._angles = [] if rotary is None else [part.clone(memory_format=torch.contiguous_format) for part in rotary]
         self.described = Tokens(
@@ -137,21 +260,14 @@ class TokensOfKind:
             self.rotary = rotary
 
 
-class TokensOfPass:
-    """Describes the tokens of a pass, once for all layers of a kind."""
+def tokens_of(metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int) -> TokensOfKind:
+    """Describes the `count` tokens of a pass, once for all layers of a kind.
 
-    def __init__(self) -> None:
-        self._newest = deque[TokensOfKind](maxlen=_KINDS)
-
-    def of(
-        self, metadata: AttentionMetadata, rotary: Angles | None, block_size: int, count: int, key_width: int
-    ) -> TokensOfKind:
-        """Describes the `count` tokens; raises `ValueError` if a tensor is not as the native code assumes."""
-        for newest in self._newest:
-            if newest.metadata is metadata and newest.rotary is rotary:
-                return newest
-        made = TokensOfKind(metadata, rotary, block_size, count)
-        if 2 * made.width > key_width:
-            raise ValueError(f"{made.width} angles rotate more than the {key_width} numbers of a head")
-        self._newest.append(made)
-        return made
+    Raises `ValueError` if a tensor is not as the native code assumes.
+    """
+    for known in metadata.described:
+        if known.rotary is rotary:
+            return known
+    made = TokensOfKind(metadata, rotary, block_size, count)
+    metadata.described.append(made)
+    return made

@@ -177,18 +177,25 @@ class Group:
 class PagedAttending:
     """The attention of a pass in all layers of one kind: where its tokens are stored, and which attend together.
 
-    `slot_mapping` is the block of every token, and the offset in it, (N,) each. A paged kernel attends for the tokens
-    of each of `paged`; the others are in `groups`.
+    `slot_mapping` is the block of every token, and the offset in it, (N,) each. The paged `kernel` attends for the
+    tokens of each of `paged`; the others are in `groups`.
     """
 
     def __init__(
         self,
         kind: AttentionKind,
+        kernel: Callable[..., Tensor] | None,
         slot_mapping: tuple[Tensor, Tensor],
         paged: Sequence[AttentionMetadata],
         groups: Sequence[Group] = (),
     ) -> None:
-        self._kind, self.slot_mapping, self._paged, self._groups = kind, slot_mapping, paged, groups
+        self._kind, self._kernel, self.slot_mapping = kind, kernel, slot_mapping
+        self._paged, self._groups = paged, groups
+
+    @classmethod
+    def of_static(cls, kind: AttentionKind, metadata: AttentionMetadata) -> PagedAttending:
+        """The attention of passes over static buffers, for whose tokens a paged kernel attends."""
+        return cls(kind, _paged_kernel(kind, native=True), metadata.slot_mapping, [metadata])
 
     @classmethod
     def of_pass(cls, kind: AttentionKind, current: Pass, number: int, *, native: bool) -> PagedAttending:
@@ -203,7 +210,7 @@ class PagedAttending:
         sequences = list(range(len(current.chunks)))
         kernel, paged = _paged_kernel(kind, native), list[AttentionMetadata]()
         if kernel is attend_natively:
-            return cls(kind, groups.slot_mapping, [groups.tiles(sequences)])
+            return cls(kind, kernel, groups.slot_mapping, [groups.tiles(sequences)])
         long = [number for number in sequences if current.chunks[number].count > _LONGEST_TOGETHER]
         beginnings = [number for number in long if current.chunks[number].start == 0]
         if kernel is attend_by_triton and long != beginnings[:1]:
@@ -218,7 +225,7 @@ class PagedAttending:
                 paged.append(groups.metadata(short))
             else:
                 groups.add_short(short)
-        return cls(kind, groups.slot_mapping, paged, groups.found)
+        return cls(kind, kernel, groups.slot_mapping, paged, groups.found)
 
     @property
     def metadata(self) -> AttentionMetadata | None:
@@ -246,10 +253,9 @@ class PagedAttending:
         """
         out_NH1C = q_NH1C.new_empty(*q_NH1C.shape[:3], self._kind.value_dim)
         for metadata in self._paged:
-            kernel = _paged_kernel(self._kind, native=True)
-            assert kernel is not None
+            assert self._kernel is not None
             q_RHC = (q_NH1C if self._is_whole else q_NH1C[metadata.rows])[:, :, 0].contiguous()
-            out_RHC = kernel(q_RHC, keys, values, metadata, score, self._kind.slopes)
+            out_RHC = self._kernel(q_RHC, keys, values, metadata, score, self._kind.slopes)
             if self._is_whole:
                 return out_RHC[:, :, None]
             out_NH1C[metadata.rows, :, 0] = out_RHC
@@ -326,14 +332,10 @@ class _Groups:
 
     def metadata(self, sequences: list[int], tiles: Sequence[tuple[int, int, int, int]] = ()) -> AttentionMetadata:
         """The metadata of the tokens of these sequences, which attend alone or in `tiles`, for a paged kernel."""
-        rows, device, table = (
-            self._current.rows(sequences),
-            self._current.device,
-            self._current.block_table(self._number),
-        )
-        lasts = self._current.positions[rows]
-        table = table[sequences if tiles else self._current.sequences[rows]]
-        rows, table, lasts = (upload(found, device) for found in (rows, table, lasts))
+        current, device = self._current, self._current.device
+        rows = current.rows(sequences)
+        table = current.block_table(self._number)[sequences if tiles else current.sequences[rows]]
+        rows, table, lasts = (upload(found, device) for found in (rows, table, current.positions[rows]))
         blocks, offsets = self.slot_mapping
         on_device = upload(torch.tensor(tiles), device) if tiles else None
         return AttentionMetadata(rows, table, lasts, (blocks[rows], offsets[rows]), self._kind.window, on_device)

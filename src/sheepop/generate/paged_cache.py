@@ -350,26 +350,20 @@ class PagedCache(LatentCache):
             return PagedAttending.of_pass(kind(), self._current, number, native=self.is_native)
         if number not in self.static.attending:
             metadata = self.static.metadata[number]
-            self.static.attending[number] = PagedAttending(kind(), metadata.slot_mapping, [metadata])
+            self.static.attending[number] = PagedAttending.of_static(kind(), metadata)
         return self.static.attending[number]
 
     def metadata(self, attending: Attending | None) -> AttentionMetadata | None:
         """The metadata of all tokens of the pass, if a paged kernel attends for all of them."""
         return attending.metadata if isinstance(attending, PagedAttending) else None
 
-    def attend(
-        self, layer: int, attending: Attending, q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, score: Score
-    ) -> Tensor:
-        """Stores the new keys and values of a layer and attends, each token to its own sequence up to itself."""
-        return self._attend(layer, attending, q_BHTC, k_BKTC, v_BKTC, score)
-
     def attend_latents(
         self, layer: int, attending: Attending, q_BHTC: Tensor, k_B1TR: Tensor, c_B1TL: Tensor, attend: AttendLatents
     ) -> Tensor:
         """Stores the new shared keys and latents of a layer and attends as `attend` does."""
-        return self._attend(layer, attending, q_BHTC, k_B1TR, c_B1TL, PLAIN, attend)
+        return self.attend(layer, attending, q_BHTC, k_B1TR, c_B1TL, PLAIN, attend)
 
-    def _attend(
+    def attend(
         self,
         layer: int,
         attending: Attending,
@@ -379,6 +373,7 @@ class PagedCache(LatentCache):
         score: Score,
         attend_latents: AttendLatents | None = None,
     ) -> Tensor:
+        """Stores the new keys and values of a layer and attends, each token to its own sequence up to itself."""
         assert isinstance(attending, PagedAttending)
         keys, values = self.keys[layer], self.values[layer]
         k_NK1C = keys.store(attending.slot_mapping, k_BKTC[:, :, 0])[:, :, None]

@@ -9,16 +9,16 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, name_of, native_library
+from sheepop.core.native import COUNT, POINTER, address, name_of, native_function, native_library
 from sheepop.model.attention.kernel import AttentionKind, Score
 from sheepop.model.fused import fuses, power_of_two
 
@@ -28,6 +28,25 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _SOURCE = KERNELS / "attention.cpp"
 _PROGRAMS = 512  # enough for any GPU
 _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
+
+
+class Stored(ctypes.Structure):
+    """The keys or values of a layer as native code sees them."""
+
+    _fields_ = [("numbers", POINTER), ("scales", POINTER)]
+
+
+class Attention(ctypes.Structure):
+    """What attention in a layer reads and writes; ``attention.h`` describes the fields."""
+
+    _fields_ = [
+        ("queries", POINTER),
+        *((name, Stored) for name in ("keys", "values")),
+        *((name, POINTER) for name in ("table", "tiles", "out")),
+        *((name, COUNT) for name in ("R", "H", "K", "S", "C", "D", "M", "window")),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+        *((name, POINTER) for name in ("slopes", "sinks")),
+    ]
 
 
 class KVBlocks:
@@ -43,15 +62,10 @@ class KVBlocks:
         self.numbers = zeros(shape, stored, device)
         self.scales = zeros(shape[:3], torch.float32, device) if stored in LARGEST else None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors."""
-        return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
-
-    def addresses(self, *shape: int) -> tuple[int | None, int | None]:
-        """The addresses of the numbers, which must have this shape, and of the scales, for a native kernel."""
+    def described(self, *shape: int) -> Stored:
+        """Describes the numbers, which must have this shape, and the scales to a native kernel."""
         numbers = address("the cache", self.numbers, self.numbers.dtype, *shape)
-        return numbers, address("the cache's scales", self.scales, torch.float32, *shape[:3])
+        return Stored(numbers, address("the cache's scales", self.scales, torch.float32, *shape[:3]))
 
     def store(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> Tensor:
         """Stores the keys or values of N tokens in their slots; returns them as they will be read, after rounding."""
@@ -112,8 +126,9 @@ class KVBlocks:
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copies whole blocks."""
-        for stored in self.tensors:
-            stored[target] = stored[source]
+        for stored in (self.numbers, self.scales):
+            if stored is not None:
+                stored[target] = stored[source]
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -145,7 +160,7 @@ class AttentionMetadata:
 
     If there are `tiles` (tiles, 4), as always on a CPU, the tokens of a sequence attend together in pieces of up to
     `tokens_per_tile`: each tile has its first row among `rows`, its number of tokens, the position of the first, and
-    its row of `block_table`, which has one row for each sequence.
+    its row of `block_table`, which has one row for each sequence. `described` has what native blocks were told of them.
     """
 
     rows: Tensor
@@ -154,6 +169,7 @@ class AttentionMetadata:
     slot_mapping: tuple[Tensor, Tensor]
     window: int | None = None
     tiles: Tensor | None = None
+    described: list[Any] = field(default_factory=list)
 
     def addresses(self) -> list[int | None]:
         """The addresses of the block table and the tiles for a native kernel."""
@@ -169,19 +185,15 @@ def attends_natively(kind: AttentionKind) -> bool:
 
 
 @cache
-def attention_kernel(stored: torch.dtype) -> Callable[..., None]:
-    """The CPU's kernel for stored keys and values; ``attention.cpp`` describes its arguments."""
-    found = getattr(native_library(_SOURCE), f"attend_{name_of(stored)}")
-    pointers, sizes, factors = [ctypes.c_void_p] * 8, [ctypes.c_int64] * 8, [ctypes.c_float] * 2
-    found.argtypes = [*pointers, *sizes, *factors, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
-    found.restype = None
-    return found
+def attention_kernel(stored: torch.dtype) -> Any:
+    """The CPU's kernel for stored keys and values; ``attention.h`` describes its arguments."""
+    return native_function(_SOURCE, f"attend_{name_of(stored)}", [POINTER, COUNT, COUNT, COUNT])
 
 
 @cache
-def storing_kernel(stored: torch.dtype) -> Callable[..., None]:
-    """The CPU's function that stores a key or value; ``attention.cpp`` describes its arguments."""
-    return getattr(native_library(_SOURCE), f"write_{name_of(stored)}")
+def storing_kernel(stored: torch.dtype) -> Any:
+    """The CPU's function that stores a key or value; ``attention.h`` describes its arguments."""
+    return native_function(_SOURCE, f"write_{name_of(stored)}", [POINTER, POINTER, COUNT, POINTER, COUNT])
 
 
 def attend_natively(
@@ -198,14 +210,9 @@ def attend_natively(
         raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     out = q_RHC.new_empty(rows, heads, value_width)
     sinks = None if score.sinks is None else score.sinks.float().contiguous()
-    attention_kernel(keys.numbers.dtype)(
+    attention = Attention(
         address("queries", q_RHC, torch.float32, rows, heads, width),
-        *chain(
-            *zip(
-                *(x.addresses(blocks, kv_heads, size, w) for x, w in ((keys, width), (values, value_width))),
-                strict=True,
-            )
-        ),
+        *(x.described(blocks, kv_heads, size, w) for x, w in ((keys, width), (values, value_width))),
         *metadata.addresses(),
         address("out", out, torch.float32, rows, heads, value_width),
         *(len(metadata.tiles), heads, kv_heads, size, width, value_width, metadata.block_table.shape[1]),
@@ -213,8 +220,9 @@ def attend_natively(
         width**-0.5 if score.scale is None else score.scale,
         score.soft_cap or 0.0,
         *(address(name, part, torch.float32, heads) for name, part in (("slopes", slopes), ("sinks", sinks))),
-        *(0, len(metadata.tiles) * kv_heads, torch.get_num_threads()),
     )
+    items = len(metadata.tiles) * kv_heads
+    attention_kernel(keys.numbers.dtype)(ctypes.byref(attention), 0, items, torch.get_num_threads())
     return out
 
 

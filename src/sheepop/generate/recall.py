@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from sheepop.generate.request import Candidate
-from sheepop.generate.scheduler import Share
+from sheepop.generate.scheduler import Grant
 from sheepop.generate.transfers import upload
 from sheepop.model.corpus_memory import CorpusMemory
 from sheepop.model.head import Correct
 
 
-def contexts(shares: Sequence[Share], window: int) -> Iterator[Sequence[int]]:
-    """Yields the last tokens, at most `window`, before each token that these shares predict, in their order."""
-    for share in shares:
-        for reader, (_, start, count), num_predictions in share.grants:
-            end = start + count
-            for stop in range(end - num_predictions + 1, end + 1):
-                begin = max(0, stop - window)
-                known = len(reader.context)
-                yield [*reader.context[begin:stop], *reader.drafts[max(0, begin - known) : max(0, stop - known)]]
+def contexts(grants: Sequence[Grant], window: int) -> Iterator[Sequence[int]]:
+    """Yields the last tokens, at most `window`, before each token that is predicted behind these chunks, in order."""
+    for reader, chunk, num_predictions, _ in grants:
+        known = len(reader.context)
+        for stop in range(chunk.end - num_predictions + 1, chunk.end + 1):
+            begin = max(0, stop - window)
+            yield [*reader.context[begin:stop], *reader.drafts[max(0, begin - known) : max(0, stop - known)]]
 
 
-def numbers_written(shares: Sequence[Share]) -> Iterator[int]:
-    """Yields how many tokens before each prediction of these shares of requests the model itself has written."""
-    for share in shares:
-        for reader, (_, start, count), num_predictions in share.grants:
-            # A context that slid has lost tokens of the prompt first; all tokens of the text are known here.
-            end, given = start + count, max(0, len(reader.context) - len(cast(Candidate, reader).token_ids))
-            yield from (stop - given for stop in range(end - num_predictions + 1, end + 1))
+def numbers_written(grants: Sequence[Grant]) -> Iterator[int]:
+    """Yields how many tokens before each prediction behind these chunks of requests the model itself has written."""
+    for reader, chunk, num_predictions, _ in grants:
+        # A context that slid has lost tokens of the prompt first; all tokens of the text are known here.
+        given = max(0, len(reader.context) - len(reader.token_ids))
+        yield from (stop - given for stop in range(chunk.end - num_predictions + 1, chunk.end + 1))
 
 
 def corrected(

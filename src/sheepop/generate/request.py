@@ -13,12 +13,12 @@ from torch import Tensor
 from sheepop.adapt.row_adapters import Adapter
 from sheepop.core.errors import PromptTooLongError, UsageError
 from sheepop.core.random import derive_seed
-from sheepop.generate.beam_search import Beam, Branch
+from sheepop.generate.beam_search import Beam
 from sheepop.generate.config import GenerationConfig
 from sheepop.generate.constraints import Matcher
 from sheepop.generate.penalties import Occurrences
 from sheepop.generate.sampler import Likeliest, Row
-from sheepop.generate.scheduler import Reader, Share
+from sheepop.generate.scheduler import Grant, Reader
 from sheepop.generate.stop_strings import StopMatcher
 from sheepop.model import EncoderDecoder, Transformer
 from sheepop.tokenizer import StreamDecoder, Tokenizer
@@ -170,10 +170,9 @@ class Candidate(Reader):
         context = list(prompt_ids)
         if len(prompt_ids) >= longest:
             context = prompt_ids[-(longest - min(request.config.max_new_tokens, longest // 2)) :]
-        super().__init__(context, request.salt, adapter=request.adapter)
+        super().__init__(context, request.salt, adapter=request.adapter, source_ids=request.prompt.source_ids)
         self.request, self.index = request, index
         self.seed = request.seed if index == 0 else derive_seed(request.seed, "candidate", index)
-        self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.likeliest: list[Likeliest] = []
         self.near_ties, self.num_expected, self._num_unknown = 0, 0, 0
@@ -344,7 +343,7 @@ class Request:
         self.can_run_ahead = matcher is None and config.num_beams == 1
         self.uses_memory = config.use_memory and adapter is None  # the memory fits the network without adapters
         self.beam: Beam | None = None
-        self.branches: list[Branch] = []
+        self.branches: list[Reader] = []  # the hypotheses with their prompt, as the network reads them
         if config.num_beams > 1:
             first = self.candidates[0]
             self.beam = Beam(
@@ -353,11 +352,11 @@ class Request:
                 end_ids=self.end_ids,
                 length_penalty=config.length_penalty,
             )
-            self.branches = [Branch(first.context, self.salt, adapter=adapter)]
+            self.branches = [Reader(first.context, self.salt, adapter=adapter, source_ids=prompt.source_ids)]
 
-    def begin(self, share: Share) -> None:
+    def begin(self, grants: Sequence[Grant]) -> None:
         """Records at the first step how long the request waited, and how many tokens of its prompt were cached."""
-        self.num_cached = sum(grant.chunk.start for grant in share.grants)
+        self.num_cached = sum(grant.chunk.start for grant in grants)
         self.seconds_waited, self.is_new = time.monotonic() - self._made, False
 
     @property
@@ -369,11 +368,6 @@ class Request:
     def width(self) -> int:
         """The most texts that the network reads at a time."""
         return max(self.num_candidates, self.config.num_beams)
-
-    @property
-    def source_ids(self) -> list[int] | None:
-        """The tokens that the encoder reads."""
-        return self.prompt.source_ids
 
     @property
     def longest(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from torch import Tensor
 from sheepop.adapt.row_adapters import Adapter, RowAdapters
 from sheepop.core.errors import UsageError
 from sheepop.core.native import say_once
-from sheepop.generate.blocks import Chunk, Copy
+from sheepop.generate.blocks import BlockManager, Chunk, Copy
 from sheepop.generate.paged_attention import StaticPass
 from sheepop.generate.paged_cache import PagedCache
 from sheepop.generate.paged_kernels import attends_by_triton, attends_natively
-from sheepop.generate.scheduler import Share
+from sheepop.generate.scheduler import Grant
 from sheepop.generate.transfers import upload, with_sampled
 from sheepop.model import EncoderDecoder, Memory, Transformer
 from sheepop.model.probe import someone_watches
@@ -36,28 +37,13 @@ _PASSES_BEFORE_CAPTURE = 2  # a capture costs as much as several passes
 _CAPTURING: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device; it captures one at a time
 
 
-class Runner(Protocol):
-    """The network as the engine sees it."""
-
-    def require(self, adapter: Adapter) -> None:
-        """Raises `UsageError` if texts with this adapter cannot be read."""
-
-    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
-        """Reads the scheduled tokens; returns the logits (R, V) after each text and each guess that was read.
-
-        `sampled` are the tokens of the last step on the device; see `Reading`.
-        """
-
-    def prepare(self, most: int) -> None:
-        """Prepares passes of up to `most` texts, which may take seconds, so that no request waits for that."""
-
-
 @dataclass(frozen=True)
 class Reading:
     """The input of a pass: blocks to copy first, chunks, their `token_ids`, and the rows to compute logits for.
 
     A negative token id -1 - r stands for number r of the tokens of the last step, which only the device knows so far.
-    `adapters` has the adapter of each row, or nothing if none has one.
+    `adapters` has the adapter of each row, or nothing if none has one; `sources` likewise what the encoder reads for
+    each chunk.
     """
 
     copies: Sequence[Copy]
@@ -65,56 +51,35 @@ class Reading:
     token_ids: Sequence[int]
     predicting: Sequence[int]
     adapters: Sequence[Adapter | None] = ()
+    sources: Sequence[_Source] = ()
 
     @classmethod
-    def of(cls, shares: Sequence[Share]) -> Reading:
-        """Returns the input of a pass that reads `shares`."""
-        grants = [grant for share in shares for grant in share.grants]
+    def of(cls, grants: Sequence[Grant]) -> Reading:
+        """Returns the input of a pass that reads the chunks of `grants`."""
         read: list[int] = []
         predicting: list[int] = []
-        for reader, (_, start, count), num_predictions in grants:
+        for reader, (_, start, count), num_predictions, _ in grants:
             context = reader.context
             read += context[start : start + count]
             if start + count > len(context):
                 read += reader.drafts[max(0, start - len(context)) : start + count - len(context)]
             predicting += range(len(read) - num_predictions, len(read))
-        chunks, adapters = [grant.chunk for grant in grants], list[Adapter | None]()
+        adapters, sources = list[Adapter | None](), list[_Source]()
         if any(grant.reader.adapter is not None for grant in grants):
             adapters = [grant.reader.adapter for grant in grants for _ in range(grant.chunk.count)]
-        return cls([copy for share in shares for copy in share.copies], chunks, read, predicting, adapters)
-
-
-class Networks:
-    """The network for the rows of a pass: `model` itself, or a slower copy of it for rows with adapters."""
-
-    def __init__(self, model: Transformer) -> None:
-        self._model = model
-
-    def require(self, adapter: Adapter) -> None:
-        """Raises `UsageError` if rows with this adapter cannot be computed."""
-        if is_led(self._model):
-            raise UsageError("A model that is split over several processes takes no adapters. Serve it in one.")
-        self._adapted.require(adapter)
-        say_once(
-            "Passes that read texts with adapters run without CUDA graphs, and with DoRA also without the native block."
-        )
-
-    def of(self, adapters: Sequence[Adapter | None]) -> Transformer:
-        """The network for a pass whose rows have these adapters."""
-        return self._adapted.select(adapters) if any(each is not None for each in adapters) else self._model
-
-    @cached_property
-    def _adapted(self) -> RowAdapters:
-        return RowAdapters(self._model)
+        if any(grant.reader.source_ids is not None for grant in grants):
+            sources = [(grant.reader.adapter, grant.reader.source_ids) for grant in grants]
+        copies = [copy for grant in grants for copy in grant.copies]
+        return cls(copies, [grant.chunk for grant in grants], read, predicting, adapters, sources)
 
 
 class PagedRunner:
     """Reads every token once; keys and values stay in the blocks of `cache`."""
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
-        self._model, self._cache, self._networks = model, cache, Networks(model)
+        self._model, self._cache = model, cache
         self._graphs = DecodingGraphs.of(model, cache) or StaticPasses.of(model, cache)
-        self._sources = _Sources(self._networks) if isinstance(model, EncoderDecoder) else None
+        self._sources = _Sources(self._network_for) if isinstance(model, EncoderDecoder) else None
 
     def require(self, adapter: Adapter) -> None:
         """Raises `UsageError` if texts with this adapter cannot be read."""
@@ -123,27 +88,32 @@ class PagedRunner:
                 "batch_invariant does not work with adapters, because their matrix products depend on the other rows. "
                 "Leave it out, or merge the adapter into the model."
             )
-        self._networks.require(adapter)
+        if is_led(self._model):
+            raise UsageError("A model that is split over several processes takes no adapters. Serve it in one.")
+        self._adapted.require(adapter)
+        say_once(
+            "Passes that read texts with adapters run without CUDA graphs, and with DoRA also without the native block."
+        )
 
     def prepare(self, most: int) -> None:
-        """Captures passes of up to `most` texts where they can be captured."""
+        """Captures passes of up to `most` texts where they can be captured, so that no request waits for that."""
         if isinstance(self._graphs, DecodingGraphs):
             self._graphs.prepare(most)
 
-    def run(self, shares: Sequence[Share], sampled: Tensor | None = None) -> Tensor:
-        """Reads the new tokens, each as its own row."""
-        sources = None
-        if self._sources is not None:
-            sources = [(grant.reader.adapter, share.request.source_ids) for share in shares for grant in share.grants]
-        return self.read(Reading.of(shares), sources, sampled)
+    def run(self, grants: Sequence[Grant], sampled: Tensor | None = None) -> Tensor:
+        """Reads the new tokens, each as its own row; returns the logits (R, V) after each text and each guess.
 
-    def read(self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None) -> Tensor:
-        """The logits of one pass; `sources` has the encoder's tokens for each chunk."""
+        `sampled` are the tokens of the last step on the device; see `Reading`.
+        """
+        return self.read(Reading.of(grants), sampled)
+
+    def read(self, reading: Reading, sampled: Tensor | None = None) -> Tensor:
+        """The logits of one pass."""
         self._prepare(reading)
         is_plain = len(reading.predicting) == len(reading.token_ids) and not reading.adapters
         if self._graphs is not None and is_plain and self._graphs.suits(reading.chunks):
             return self._graphs.run(reading.token_ids, reading.chunks, sampled)
-        return self._model.read_out(self._states(reading, sources, sampled)[:, None])[:, 0]
+        return self._model.read_out(self._states(reading, sampled)[:, None])[:, 0]
 
     def states(self, reading: Reading) -> Tensor:
         """Returns the hidden states (R, D) of one pass, from which `read` computes logits."""
@@ -156,23 +126,28 @@ class PagedRunner:
             self._graphs.drop()
         self._cache.copy(reading.copies)
 
-    def _states(
-        self, reading: Reading, sources: Sequence[_Source] | None = None, sampled: Tensor | None = None
-    ) -> Tensor:
+    def _states(self, reading: Reading, sampled: Tensor | None = None) -> Tensor:
         chunks, read, predicting = reading.chunks, reading.token_ids, reading.predicting
         inputs: dict[str, Any] = {}
         numbers, longest = None, 0
-        if self._sources is not None and sources is not None:
-            inputs["memory"], numbers = self._sources.memory(sources, [chunk.count for chunk in chunks])
+        if self._sources is not None:
+            inputs["memory"], numbers = self._sources.memory(reading.sources, [chunk.count for chunk in chunks])
             longest = inputs["memory"].states.shape[1]
         self._cache.read(chunks, numbers, longest)
         device = self._model.device
         input_ids = with_sampled(upload(torch.tensor(read), device), sampled)[:, None]
-        model = self._networks.of(reading.adapters)
-        hidden_N1D = model.hidden_states(input_ids, cache=self._cache, **inputs)
+        hidden_N1D = self._network_for(reading.adapters).hidden_states(input_ids, cache=self._cache, **inputs)
         if len(predicting) < len(read):
             hidden_N1D = hidden_N1D[upload(torch.tensor(predicting, dtype=torch.long), device)]
         return hidden_N1D[:, 0]
+
+    def _network_for(self, adapters: Sequence[Adapter | None]) -> Transformer:
+        """The network for a pass whose rows have these adapters: a slower copy of the model if some row has one."""
+        return self._adapted.select(adapters) if any(each is not None for each in adapters) else self._model
+
+    @cached_property
+    def _adapted(self) -> RowAdapters:
+        return RowAdapters(self._model)
 
 
 def is_led(model: Transformer) -> bool:
@@ -180,8 +155,12 @@ def is_led(model: Transformer) -> bool:
     return hasattr(model, "led")
 
 
-def paged_runner(model: Transformer, **settings: Any) -> PagedRunner:
-    """Returns the runner of `model` with a new cache of these `settings`, in all processes if the model is split."""
+def paged_runner(model: Transformer, manager: BlockManager, **settings: Any) -> PagedRunner:
+    """Returns the runner of `model` with a new cache of the blocks of `manager`, in all processes if it is split.
+
+    `settings` are further ones of `PagedCache`.
+    """
+    settings |= {"num_blocks": list(manager.num_blocks), "block_size": manager.block_size}
     cache = PagedCache(model, **settings)
     # The leader makes its runner, because an import of it would load tensor parallelism and torch's compiler.
     return cast(Any, model.led).runner(model, cache, settings) if is_led(model) else PagedRunner(model, cache)
@@ -217,30 +196,27 @@ def length_batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 class _Sources:
     """The encoder's states for the sources of the running requests; each source is encoded once with an adapter."""
 
-    def __init__(self, networks: Networks) -> None:
-        self._networks = networks
-        self._numbers: dict[tuple[Adapter | None, tuple[int, ...]], int] = {}
-        self._states: dict[int, Tensor] = {}
-        self._next = 0
+    def __init__(self, network_for: Callable[[Sequence[Adapter | None]], Transformer]) -> None:
+        self._network_for = network_for
+        self._known: dict[tuple[Adapter | None, tuple[int, ...]], tuple[int, Tensor]] = {}
+        self._numbers = itertools.count()
 
     def memory(self, sources: Sequence[_Source], counts: Sequence[int]) -> tuple[Memory, list[int]]:
         """The states for the tokens of a pass, `counts` of them for each source, and the numbers of the sources."""
         keys = [(adapter, tuple(source or ())) for adapter, source in sources]
         for key in dict.fromkeys(keys):
-            if key not in self._numbers:
-                self._numbers[key] = self._next
-                model = cast(EncoderDecoder, self._networks.of([key[0]]))
-                self._states[self._next] = model.encode(torch.tensor([key[1]], device=model.device)).states[0]
-                self._next += 1
-        for key in self._numbers.keys() - set(keys):
-            del self._states[self._numbers.pop(key)]
-        numbers = [self._numbers[key] for key in keys]
-        device = self._states[numbers[0]].device
+            if key not in self._known:
+                model = cast(EncoderDecoder, self._network_for([key[0]]))
+                encoded = model.encode(torch.tensor([key[1]], device=model.device))
+                self._known[key] = next(self._numbers), encoded.states[0]
+        for key in self._known.keys() - set(keys):
+            del self._known[key]
+        states = torch.nn.utils.rnn.pad_sequence([self._known[key][1] for key in keys], batch_first=True)
+        device = states.device
         lengths = upload(torch.tensor([len(key) for _, key in keys]), device)
-        states = torch.nn.utils.rnn.pad_sequence([self._states[number] for number in numbers], batch_first=True)
         mask = torch.arange(states.shape[1], device=device) < lengths[:, None]
         rows = upload(torch.arange(len(keys)).repeat_interleave(torch.tensor(counts)), device)
-        return Memory(states[rows], mask[rows]), numbers
+        return Memory(states[rows], mask[rows]), [self._known[key][0] for key in keys]
 
 
 class DecodingGraphs:

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from sheepop.core.errors import UsageError
 from sheepop.core.facts import counted
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Reader:
     """A text that the network reads, with an adapter or as it is: `context`, then the guessed tokens `drafts`.
 
-    Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet.
+    Only equal salts share blocks. The last tokens of `context` may be negative: they are not known yet. `source_ids`
+    are the tokens that the encoder reads, if there is one, and `token_ids` those that the network has written.
     """
 
     context: list[int]
@@ -33,6 +34,8 @@ class Reader:
     table: BlockTable | None = None
     drafts: list[int] = field(default_factory=list)
     adapter: Adapter | None = None
+    source_ids: list[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
 
 
 class Schedulable(Protocol):
@@ -47,36 +50,38 @@ class Schedulable(Protocol):
         """The most readers that the request will have."""
 
     @property
-    def source_ids(self) -> list[int] | None:
-        """The tokens that the encoder reads, if the network has one."""
-
-    @property
     def order(self) -> tuple[int, int]:
         """The priority (smaller first) and the number of the request."""
 
 
+R = TypeVar("R", bound=Schedulable)
+
+
 class Grant(NamedTuple):
-    """The chunk of a text that a step reads; `num_predictions` tokens are sampled behind it."""
+    """The chunk of a text that a step reads; `num_predictions` tokens are sampled behind it.
+
+    `copies` of blocks come before.
+    """
 
     reader: Reader
     chunk: Chunk
     num_predictions: int
+    copies: Sequence[Copy]
 
     @classmethod
-    def of(cls, reader: Reader, table: BlockTable, count: int) -> Grant:
+    def of(cls, reader: Reader, table: BlockTable, count: int, copies: Sequence[Copy]) -> Grant:
         """The next `count` tokens; one is sampled after the whole context, and one after each guess that is read."""
         behind = table.num_tokens + count - len(reader.context) + 1
         predictions = count if behind > count else max(0, behind)
-        return cls(reader, Chunk(table, table.num_tokens, count), predictions)
+        return cls(reader, Chunk(table, table.num_tokens, count), predictions, copies)
 
 
 @dataclass(slots=True)
-class Share:
-    """One request's part of a step: the tokens to compute, and the blocks to copy before."""
+class Share(Generic[R]):
+    """One request's part of a step."""
 
-    request: Schedulable
-    grants: list[Grant] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    request: R
+    grants: list[Grant]
 
     @property
     def num_tokens(self) -> int:
@@ -88,7 +93,7 @@ class QueueFullError(UsageError):
     """The queue has no room for another request."""
 
 
-class Scheduler:
+class Scheduler(Generic[R]):
     """Schedules the waiting and running requests.
 
     A step reads at most `max_tokens` tokens of at most `max_sequences` texts; at most `max_waiting` requests wait for
@@ -103,11 +108,11 @@ class Scheduler:
             )
         self.manager = manager
         self.max_tokens, self.max_sequences, self.max_waiting = max_tokens, max_sequences, max_waiting
-        self.waiting: list[Schedulable] = []
-        self.running: list[Schedulable] = []
+        self.waiting: list[R] = []
+        self.running: list[R] = []
         self.num_preemptions = 0
 
-    def require_room(self, request: Schedulable, longest: int) -> None:
+    def require_room(self, request: R, longest: int) -> None:
         """Raises `UsageError` if a request with texts of up to `longest` tokens would not fit even alone."""
         if request.width > self.max_sequences:
             raise UsageError(
@@ -122,30 +127,30 @@ class Scheduler:
                     f"{self.manager.num_blocks[kind]}. Request fewer tokens or texts, or give the cache more memory."
                 )
 
-    def add(self, request: Schedulable) -> None:
+    def add(self, request: R) -> None:
         """Adds a request to the queue; raises `QueueFullError`."""
         can_start = self.max_sequences - sum(running.width for running in self.running)
         if len(self.waiting) >= self.max_waiting + can_start:
             raise QueueFullError(f"The queue is full, with {counted(len(self.waiting), 'request')}. Try again later.")
         insort(self.waiting, request, key=_order)
 
-    def remove(self, request: Schedulable) -> None:
+    def remove(self, request: R) -> None:
         """Removes a request, if it was added, and frees its blocks."""
         self._release(request)
         for requests in (self.running, self.waiting):
             if request in requests:
                 requests.remove(request)
 
-    def reset(self, waiting: Sequence[Schedulable]) -> None:
+    def reset(self, waiting: Sequence[R]) -> None:
         """Keeps only requests that are `waiting`, and forgets what every block holds and who has it."""
         self.manager.forget()
         self.running, self.waiting = [], list(waiting)
         for reader in (reader for request in waiting for reader in request.readers):
             reader.table = None
 
-    def schedule(self) -> list[Share]:
+    def schedule(self) -> list[Share[R]]:
         """Chooses the tokens of the next step and reserves blocks for them."""
-        shares: dict[int, Share] = {}
+        shares: dict[int, Share[R]] = {}
         budget, before = self.max_tokens, self.num_preemptions
         for request in sorted(self.running, key=_reads_prompt):  # each in order, since a sort keeps it
             if self.num_preemptions == before or request in self.running:
@@ -163,7 +168,7 @@ class Scheduler:
             budget -= share.num_tokens
         return [share for share in shares.values() if share.grants]
 
-    def _grant(self, request: Schedulable, budget: int, shares: dict[int, Share]) -> int:
+    def _grant(self, request: R, budget: int, shares: dict[int, Share[R]]) -> int:
         """Schedules a running request, preempting the last in order while blocks are missing.
 
         Returns the tokens that the step can still read; those of a preempted request are among them again.
@@ -180,7 +185,7 @@ class Scheduler:
         shares[id(request)] = share
         return budget - share.num_tokens
 
-    def _reserve(self, request: Schedulable, budget: int) -> Share | None:
+    def _reserve(self, request: R, budget: int) -> Share[R] | None:
         """Reserves blocks for as many of the request's tokens as the budget allows; None if blocks are missing.
 
         The newest tokens of all its texts are read in the same step, so that the texts continue together.
@@ -203,14 +208,15 @@ class Scheduler:
             needed = [sum(kind) for kind in zip(*missing, strict=True)]
             if any(count > free for count, free in zip(needed, self.manager.num_free, strict=True)):
                 return None
-        copies: list[Copy] = []
-        for table, count in lacking:
-            reserved = self.manager.reserve(table, count)
-            assert reserved is not None
-            copies += reserved
-        return Share(request, [Grant.of(reader, table, count) for reader, table, count in wanted if count > 0], copies)
+        share = Share(request, [])
+        for reader, table, count in wanted:
+            if count > 0:
+                copies = self.manager.reserve(table, count) if table.num_tokens + count > table.room else []
+                assert copies is not None
+                share.grants.append(Grant.of(reader, table, count, copies))
+        return share
 
-    def _release(self, request: Schedulable) -> None:
+    def _release(self, request: R) -> None:
         for reader in request.readers:
             if reader.table is not None:
                 self.manager.close(reader.table)

@@ -16,7 +16,7 @@ from sheepop.generate.blocks import BlockManager
 from sheepop.generate.request import Candidate
 from sheepop.generate.runner import PagedRunner
 from sheepop.generate.sampler import Sampler
-from sheepop.generate.scheduler import Grant, Reader, Share
+from sheepop.generate.scheduler import Grant, Reader
 
 _SIZES = (3, 2)  # of the n-grams that a lookup tries
 
@@ -89,21 +89,20 @@ class ModelDrafter:
         readers = {candidate: self._reader(candidate) for candidate in candidates}
         guessing = candidates
         for _ in range(self.count):
-            reserved = {candidate: self._share(candidate, readers[candidate]) for candidate in guessing}
-            shares = {candidate: share for candidate, share in reserved.items() if share is not None}
-            if not shares:
+            reserved = {candidate: self._grant(candidate, readers[candidate]) for candidate in guessing}
+            grants = {candidate: grant for candidate, grant in reserved.items() if grant is not None}
+            if not grants:
                 break
-            guessing = list(shares)
-            logits = self._runner.run(list(shares.values()))
-            ends = accumulate(share.grants[0].num_predictions for share in shares.values())
+            guessing = list(grants)
+            logits = self._runner.run(list(grants.values()))
+            ends = accumulate(grant.num_predictions for grant in grants.values())
             logits = logits[torch.tensor([end - 1 for end in ends], device=logits.device)]
             # The seeds and settings are those of the texts themselves.
             rows = [candidate.row(readers[candidate].drafts) for candidate in guessing]
             chosen = self._sampler.choose(logits, rows)
-            for (candidate, share), token_id in zip(shares.items(), chosen.token_ids, strict=True):
-                context = readers[candidate].context
-                self._manager.advance(share.grants[0].chunk.table, context, len(context))
-                readers[candidate].drafts.append(token_id)
+            for (reader, chunk, *_), token_id in zip(grants.values(), chosen.token_ids, strict=True):
+                self._manager.advance(chunk.table, reader.context, len(reader.context))
+                reader.drafts.append(token_id)
         return [reader.drafts for reader in readers.values()]
 
     def forget(self, candidate: Candidate) -> None:
@@ -119,7 +118,8 @@ class ModelDrafter:
 
     def _reader(self, candidate: Candidate) -> Reader:
         """The smaller model's reader of a text; it starts again if the text has lost its first tokens."""
-        reader = self._readers.setdefault(candidate, Reader([], candidate.salt))  # guesses need no adapter
+        new = Reader([], candidate.salt, source_ids=candidate.source_ids)  # guesses need no adapter
+        reader = self._readers.setdefault(candidate, new)
         reader.drafts = []
         context = list(candidate.context)
         if reader.table is not None and context[: len(reader.context)] != reader.context:
@@ -128,7 +128,7 @@ class ModelDrafter:
         reader.context = context
         return reader
 
-    def _share(self, candidate: Candidate, reader: Reader) -> Share | None:
+    def _grant(self, candidate: Candidate, reader: Reader) -> Grant | None:
         """The unread tokens and blocks for them; None if no other guess can be used, or blocks are missing."""
         if len(reader.drafts) >= candidate.num_guessable:
             return None
@@ -139,7 +139,7 @@ class ModelDrafter:
             table.num_tokens -= 1  # the newest token is read again, to predict what follows it
         count = len(reader.context) + len(reader.drafts) - table.num_tokens
         copies = self._manager.reserve(table, count)
-        return None if copies is None else Share(candidate.request, [Grant.of(reader, table, count)], copies)
+        return None if copies is None else Grant.of(reader, table, count, copies)
 
 
 Drafter = LookupDrafter | ModelDrafter

@@ -33,7 +33,7 @@ from sheepop.checkpoint import LoadedModel, load_model
 from sheepop.core.errors import DeviceError, RanksError, SheepOpError, UsageError
 from sheepop.generate.blocks import BlockTable, Chunk, Copy
 from sheepop.generate.paged_cache import PagedCache
-from sheepop.generate.runner import PagedRunner, Reading, hidden_states, paged_runner
+from sheepop.generate.runner import PagedRunner, Reading, hidden_states
 from sheepop.model import Transformer
 from sheepop.parallel.parts import SharingRanks, give_part
 from sheepop.parallel.ranks import loss_of_ranks
@@ -185,12 +185,12 @@ class _LeadingRunner(PagedRunner):
         with self._followers.together(_Kind.CAPTURE, self._number, [most]):
             super().prepare(most)
 
-    def read(self, reading: Reading, sources: Any = None, sampled: Tensor | None = None) -> Tensor:
+    def read(self, reading: Reading, sampled: Tensor | None = None) -> Tensor:
         num_sampled = 0 if sampled is None else len(sampled)
         with self._followers.together(_Kind.READ, self._number, [num_sampled, *packed(reading)]):
             if sampled is not None:
                 dist.broadcast(sampled, 0)
-            return super().read(reading, sources, sampled)
+            return super().read(reading, sampled)
 
     def states(self, reading: Reading) -> Tensor:
         with self._followers.together(_Kind.STATES, self._number, packed(reading)):
@@ -295,7 +295,7 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
                 models[number] = load_part(Path(given["path"]), dtype, device).model
         elif kind == _Kind.PREPARE:
             model, *letters = content
-            runners[number] = paged_runner(models[model], **json.loads(bytes(letters)))
+            runners[number] = PagedRunner(models[model], PagedCache(models[model], **json.loads(bytes(letters))))
         else:
             with torch.inference_mode(), torch.autocast(device, enabled=False):
                 if kind == _Kind.WHOLE:
@@ -313,7 +313,7 @@ def _follow(rank: int, size: int, port: int, device: str) -> None:
                     sampled = torch.empty(num_sampled, dtype=torch.long, device=device) if num_sampled else None
                     if sampled is not None:
                         dist.broadcast(sampled, 0)
-                    runners[number].read(unpacked(rest), sampled=sampled)
+                    runners[number].read(unpacked(rest), sampled)
 
 
 if __name__ == "__main__":

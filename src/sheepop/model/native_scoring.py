@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, native_kernels_allowed, native_library
+from sheepop.core.native import address, name_of, native_kernels_allowed, native_library
 
 _SOURCE = KERNELS / "scoring.cpp"
-_KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_DTYPES = (torch.float32, torch.bfloat16)
 # With fewer rows, or a matrix that fits the processor's cache, PyTorch is as fast.
 _LEAST_ROWS, _LEAST_BYTES = 16, 16 << 20
 _PART = 1 << 14  # rows of the vocabulary at a time
@@ -44,7 +44,7 @@ def matrix_rows(weight: Tensor, rows: slice) -> Tensor:
 
 def suits_native_scoring(hidden_RD: Tensor, weight_VD: Tensor) -> bool:
     """Whether the native kernel can score the tokens that follow these hidden states."""
-    if hidden_RD.device.type != "cpu" or hidden_RD.dtype not in _KINDS or weight_VD.dtype not in _KINDS:
+    if hidden_RD.device.type != "cpu" or hidden_RD.dtype not in _DTYPES or weight_VD.dtype not in _DTYPES:
         return False
     large = len(hidden_RD) >= _LEAST_ROWS and weight_VD.numel() * weight_VD.itemsize >= _LEAST_BYTES
     return (native_kernels_allowed() or large) and native_library(_SOURCE) is not None
@@ -72,14 +72,14 @@ def score_natively(
     sums = torch.zeros(count, dtype=torch.float64)
     of_tokens = torch.nn.functional.embedding(tokens_M, weight_VD.detach()).contiguous()
     bias_M = None if bias_V is None else bias_V[tokens_M]
-    _kernel("own_logits", of_tokens)(
+    _kernel("own_logits", of_tokens.dtype)(
         *_addresses(x_RD, of_tokens, bias_M, bounds),
         own.data_ptr(),
         *(cap, count, width, threads),
     )
     for begin in range(0, len(weight_VD), _PART):
         part = matrix_rows(weight_VD, slice(begin, begin + _PART)).contiguous()
-        _kernel("score", part)(
+        _kernel("score", part.dtype)(
             *_addresses(x_RD, part, None if bias_V is None else bias_V[begin : begin + _PART], bounds),
             *(results.data_ptr() for results in (own, top, places, sums, larger)),
             *(cap, count, width, len(part), begin, threads),
@@ -98,13 +98,9 @@ def _addresses(x_RD: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor
 
 
 @cache
-def _function(name: str, kind: str) -> Any:
-    found = getattr(native_library(_SOURCE), f"{name}_{kind}")
+def _kernel(name: str, dtype: torch.dtype) -> Any:
+    found = getattr(native_library(_SOURCE), f"{name}_{name_of(dtype)}")
     pointers, sizes = (5, 3) if name == "own_logits" else (9, 5)
     found.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_double] + [ctypes.c_int64] * sizes
     found.restype = None
     return found
-
-
-def _kernel(name: str, weight: Tensor) -> Any:
-    return _function(name, _KINDS[weight.dtype])

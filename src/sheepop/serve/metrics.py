@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from sheepop.generate.request import Request
 from sheepop.generate.scheduler import Scheduler
 from sheepop.serve.served_model import ServedModel
 
@@ -64,7 +65,7 @@ class _Engines(Collector):
         for model, scheduler in schedulers.items():
             preemptions.add_metric([model], scheduler.num_preemptions)
         yield preemptions
-        gauges: dict[str, tuple[str, Callable[[Scheduler], float]]] = {
+        gauges: dict[str, tuple[str, Callable[[Scheduler[Request]], float]]] = {
             "sheepop_running_requests": ("Running requests.", lambda scheduler: len(scheduler.running)),
             "sheepop_waiting_requests": ("Waiting requests.", lambda scheduler: len(scheduler.waiting)),
             "sheepop_cache_use": ("Share of the cache that running requests use.", _cache_use),
@@ -76,7 +77,7 @@ class _Engines(Collector):
             yield family
 
 
-def _cache_use(scheduler: Scheduler) -> float:
+def _cache_use(scheduler: Scheduler[Request]) -> float:
     """The share of the cache's blocks that running requests use, in the fullest kind."""
     free, counts = scheduler.manager.num_free, scheduler.manager.num_blocks
     return 1 - min(unused / count for unused, count in zip(free, counts, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import struct
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sheepop.core.kernel_build import KERNELS
-from sheepop.core.native import address, native_library
+from sheepop.core.native import COUNT, POINTER, address, native_function
 
 _SOURCE = KERNELS / "gguf_blocks.cpp"
 _LENGTH = 8  # bytes that state the length of a text
@@ -52,14 +51,15 @@ def joined_texts(content: memoryview, place: int, count: int) -> Joined | None:
 
     Returns None if one would end beyond the content.
     """
-    library = _text_functions()  # what it raises must find no array over the content, which could not be closed then
+    functions = _text_functions()  # what it raises must find no array over the content, which could not be closed then
     whole, begins = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int64)
-    if library is not None:
-        end = library.text_places(whole.ctypes.data, len(content), place, count, begins.ctypes.data)
+    if functions is not None:
+        text_places, copy_texts = functions
+        end = text_places(whole.ctypes.data, len(content), place, count, begins.ctypes.data)
         if end < 0:
             return None
         text, starts = np.empty(end - place - _LENGTH * count, dtype=np.uint8), np.empty(count + 1, dtype=np.int64)
-        library.copy_texts(whole.ctypes.data, begins.ctypes.data, count, text.ctypes.data, starts.ctypes.data)
+        copy_texts(whole.ctypes.data, begins.ctypes.data, count, text.ctypes.data, starts.ctypes.data)
         return text, starts, end
     end, length_at = place, struct.Struct("<Q").unpack_from
     try:
@@ -76,20 +76,12 @@ def joined_texts(content: memoryview, place: int, count: int) -> Joined | None:
 
 
 @cache
-def _text_functions() -> Any:
-    library = native_library(_SOURCE)
-    if library is not None:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        library.text_places.argtypes, library.text_places.restype = [pointer, number, number, number, pointer], number
-        library.copy_texts.argtypes, library.copy_texts.restype = [pointer, pointer, number, pointer, pointer], None
-    return library
+def _text_functions() -> tuple[Any, Any] | None:
+    text_places = native_function(_SOURCE, "text_places", [POINTER, COUNT, COUNT, COUNT, POINTER], COUNT)
+    copy_texts = native_function(_SOURCE, "copy_texts", [POINTER, POINTER, COUNT, POINTER, POINTER])
+    return None if text_places is None else (text_places, copy_texts)
 
 
 @cache
 def _function(kind: str) -> Any:
-    library = native_library(_SOURCE)
-    function = None if library is None else getattr(library, kind)
-    if function is not None:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        function.argtypes, function.restype = [pointer, number, number, pointer, pointer, pointer], None
-    return function
+    return native_function(_SOURCE, kind, [POINTER, COUNT, COUNT, POINTER, POINTER, POINTER])

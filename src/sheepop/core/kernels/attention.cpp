@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention.h"
 #include "numbers.h"
 
 namespace {
@@ -125,11 +126,14 @@ void add_values(float* out, int64_t next, const float* weights, int64_t line, co
       for (int64_t j = begin; j < end; j++) out[r * next + i] += weights[r * line + j] * widened(values[j * width + i]);
 }
 
+// Keys or values of type T.
 template <class T>
-struct Stored {
+struct Blocks {
   const T* numbers;     // (blocks, K, S, width)
   const float* scales;  // (blocks, K, S), or null
   int64_t width;
+
+  Blocks(const Stored& of, int64_t size) : numbers(static_cast<T*>(of.numbers)), scales(of.scales), width(size) {}
 
   const T* at(int64_t entry) const { return numbers + entry * width; }
 
@@ -152,29 +156,9 @@ struct Stored {
   }
 };
 
-template <class T>
-class Rows;
-
-template <class T>
-struct Attention {
-  const float* queries;          // (tokens, H, C)
-  Stored<T> keys, values;        // widths C and D
-  const int64_t *table, *tiles;  // (texts, M), (tiles, 4)
-  float* out;                    // (tokens, H, D)
-  int64_t R, H, K, S, M, window;  // R tiles; 0 means no window
-  float scale, cap;              // 0 means no cap
-  const float *slopes, *sinks;   // (H,) or null
-
-  // Attends with the query heads of a tile that share a key-value head. Adjacent items are tiles of a text, which read
-  // the same keys, or heads of a single token, which are adjacent in memory.
-  void attend(int64_t item, std::vector<float>& memory) const {
-    const auto [tile, k] = at(item);
-    const int64_t heads = H / K, most = std::max((kLeastRows + heads - 1) / heads, kMostScores / (heads * seen(tile)));
-    const int64_t later = first_entry(at(std::min(item + 1, R * K - 1)));
-    for (int64_t t = 0; t < tile[1]; t += most)
-      Rows<T>(*this, tile[0] + t, std::min(most, tile[1] - t), tile[2] + t, table + tile[3] * M, k, memory).attend(later);
-  }
-
+// The tiles, for any type of keys and values. An item is the query heads of a tile that share a key-value head; adjacent
+// items are tiles of a text, which read the same keys, or heads of a single token, which are adjacent in memory.
+struct Tiles : Attention {
   struct Item {
     const int64_t *tile, k;
   };
@@ -223,10 +207,10 @@ struct Attention {
 template <class T>
 class Rows {
  public:
-  Rows(const Attention<T>& of, int64_t row, int64_t tokens, int64_t position, const int64_t* blocks, int64_t k,
+  Rows(const Tiles& of, int64_t row, int64_t tokens, int64_t position, const int64_t* blocks, int64_t k,
        std::vector<float>& memory)
-      : of(of), keys(of.keys), values(of.values), blocks(blocks), S(of.S), k(k), heads(of.H / of.K), row(row),
-        position(position), count(tokens * heads), begin(of.first_of(position) / S),
+      : of(of), keys(of.keys, of.C), values(of.values, of.D), blocks(blocks), S(of.S), k(k), heads(of.H / of.K),
+        row(row), position(position), count(tokens * heads), begin(of.first_of(position) / S),
         end((position + tokens - 1) / S + 1),
         query_line(whole(keys.width)), out_line(whole(values.width)),
         // An odd number of vectors, so that rows are not in the same places of the cache.
@@ -242,28 +226,25 @@ class Rows {
   void attend(int64_t later) const {
     for (int64_t i = 0; i < count; i++)
       std::copy_n(of.queries + head_of(i) * keys.width, keys.width, queries + i * query_line);
-    by_block<kQueries>(keys, values.at((blocks[begin] * of.K + k) * S), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
-      score<rows>(i, entry, numbers, at, ahead);
-    });
+    by_block<kQueries>(keys, values.at(entry_of(begin)), [&](auto rows, auto... given) { score<rows>(given...); });
     std::fill_n(out, count * out_line, 0.f);
     for (int64_t i = 0; i < count; i++)  // the first number of a query, which is no longer needed
       queries[i * query_line] = of.softmax(scores + i * line + first(i), last(i) + 1 - first(i), k * heads + i % heads);
-    by_block<kRows>(values, keys.at(later), [&](auto rows, int64_t i, int64_t entry, auto* numbers, int64_t at, auto ahead) {
-      add<rows>(i, entry, numbers, at, ahead);
-    });
+    by_block<kRows>(values, keys.at(later), [&](auto rows, auto... given) { add<rows>(given...); });
     for (int64_t i = 0; i < count; i++)
       for (int64_t j = 0; j < values.width; j++)
         of.out[head_of(i) * values.width + j] = out[i * out_line + j] * queries[i * query_line];
   }
 
  private:
-  const Attention<T>& of;
-  const Stored<T>&keys, &values;
+  const Tiles& of;
+  const Blocks<T> keys, values;
   const int64_t *blocks, S, k, heads, row, position, count, begin, end;  // `count` rows see blocks `begin` to `end`
   const int64_t query_line, out_line, line;  // from a row's query, output and scores to those of the next
   float *queries, *out, *scores, *wide;
 
   static int64_t whole(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
+  int64_t entry_of(int64_t block) const { return (blocks[block] * of.K + k) * S; }
   int64_t head_of(int64_t i) const { return (row + i / heads) * of.H + k * heads + i % heads; }
   int64_t first(int64_t i) const { return of.first_of(position + i / heads) - begin * S; }
   int64_t last(int64_t i) const { return position + i / heads - begin * S; }
@@ -271,10 +252,10 @@ class Rows {
   // Calls `work` for each block and adjacent rows from i on that see it; the block's numbers are from place `at` on. It
   // fetches the block after, for the last one what is at `last_next`.
   template <int together, class Work>
-  void by_block(const Stored<T>& stored, const T* last_next, const Work& work) const {
+  void by_block(const Blocks<T>& stored, const T* last_next, const Work& work) const {
     for (int64_t block = begin, at = 0; block < end; block++, at += S) {
-      const int64_t entry = (blocks[block] * of.K + k) * S, later = at + begin * S - position;
-      const T* next = block + 1 < end ? stored.at((blocks[block + 1] * of.K + k) * S) : last_next;
+      const int64_t entry = entry_of(block), later = at + begin * S - position;
+      const T* next = block + 1 < end ? stored.at(entry_of(block + 1)) : last_next;
       const int64_t from = heads * std::max<int64_t>(0, later);
       const int64_t to = of.window ? std::min(count, heads * (later + S + of.window - 1)) : count;
       const int64_t ahead = reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(stored.at(entry));
@@ -321,24 +302,33 @@ class Rows {
   }
 };
 
+template <class T>
+void attend(const Tiles& of, int64_t item, std::vector<float>& memory) {
+  const auto [tile, k] = of.at(item);
+  const int64_t heads = of.H / of.K;
+  const int64_t most = std::max((kLeastRows + heads - 1) / heads, kMostScores / (heads * of.seen(tile)));
+  const int64_t later = of.first_entry(of.at(std::min(item + 1, of.R * of.K - 1)));
+  const int64_t* blocks = of.table + tile[3] * of.M;
+  for (int64_t t = 0; t < tile[1]; t += most)
+    Rows<T>(of, tile[0] + t, std::min(most, tile[1] - t), tile[2] + t, blocks, k, memory).attend(later);
+}
+
 // Computes the items `begin` to `end` of R * K, in threads that take one after another.
 template <class T>
-void run(const Attention<T>& attention, int64_t begin, int64_t end, int64_t threads) {
+void run(const Tiles& of, int64_t begin, int64_t end, int64_t threads) {
   int64_t work = 0;
-  for (int64_t i = 0; threads > 1 && i < attention.R; i++)
-    work += attention.tiles[4 * i + 1] * attention.seen(attention.tiles + 4 * i);
-  work *= attention.K * (attention.keys.width + attention.values.width);
+  for (int64_t i = 0; threads > 1 && i < of.R; i++) work += of.tiles[4 * i + 1] * of.seen(of.tiles + 4 * i);
+  work *= of.K * (of.C + of.D);
   std::atomic<int64_t> next{begin};
   threads = std::clamp<int64_t>(work / kWork, 1, threads);
   const int64_t size = items_together(end - begin, threads);
   share(threads, 1, threads, [&](int64_t, int64_t) {
     thread_local std::vector<float> memory;
     for (int64_t from = next.fetch_add(size); from < end; from = next.fetch_add(size))
-      for (int64_t i = from; i < std::min(end, from + size); i++) attention.attend(i, memory);
+      for (int64_t i = from; i < std::min(end, from + size); i++) attend<T>(of, i, memory);
   });
 }
 
-// Stores the key or value of a head of a token as entry `entry`.
 // If numbers of 8 bits have `largest`, a head whose numbers are not all finite gets a scale that is not.
 template <class T>
 void write(T* numbers, float* scales, int64_t entry, const float* x, int64_t width, float largest) {
@@ -352,18 +342,12 @@ void write(T* numbers, float* scales, int64_t entry, const float* x, int64_t wid
 
 }  // namespace
 
-#define FORMAT(name, T, largest)                                                                                       \
-  void attend_##name(const float* queries, const T* keys, const T* values, const float* key_scales,                   \
-                     const float* value_scales, const int64_t* table, const int64_t* tiles, float* out, int64_t R,    \
-                     int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, int64_t window, float scale,   \
-                     float cap, const float* slopes, const float* sinks, int64_t begin, int64_t end, int64_t threads) \
-  {                                                                                                                   \
-    run<T>({queries, {keys, key_scales, C}, {values, value_scales, D}, table, tiles, out, R, H, K, S, M, window,      \
-            scale, cap, slopes, sinks},                                                                               \
-           begin, end, threads);                                                                                      \
-  }                                                                                                                   \
-  void write_##name(T* numbers, float* scales, int64_t entry, const float* x, int64_t width) {                        \
-    write(numbers, scales, entry, x, width, largest);                                                                 \
+#define FORMAT(name, T, largest)                                                                      \
+  void attend_##name(const Attention* attention, int64_t begin, int64_t end, int64_t threads) {       \
+    run<T>({*attention}, begin, end, threads);                                                        \
+  }                                                                                                   \
+  void write_##name(void* numbers, float* scales, int64_t entry, const float* x, int64_t width) {     \
+    write(static_cast<T*>(numbers), scales, entry, x, width, largest);                                \
   }
 
 extern "C" {

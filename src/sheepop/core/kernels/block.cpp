@@ -7,15 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "attention.h"
 #include "experts.h"
-
-extern "C" {
-
-typedef void (*Attend)(const float* queries, const void* keys, const void* values, const float* key_scales,
-                       const float* value_scales, const int64_t* table, const int64_t* tiles, float* out, int64_t R,
-                       int64_t H, int64_t K, int64_t S, int64_t C, int64_t D, int64_t M, int64_t window, float scale, float cap,
-                       const float* slopes, const float* sinks, int64_t begin, int64_t end, int64_t threads);
-typedef void (*Write)(void* numbers, float* scales, int64_t entry, const float* x, int64_t width);
 
 // The norms of a branch: of its input, of its output, and of the sum with the residual stream.
 struct Branch {
@@ -42,12 +35,6 @@ struct Change {
 
 enum Place : int64_t { kQ, kK, kV, kO, kGate, kUp, kDown };
 
-// Keys or values of a layer: (blocks, K, S, C), and in 8 bits a scale for each head of a token.
-struct Stored {
-  void* numbers;
-  float* scales;
-};
-
 // The R tokens: the block and offset where each is stored, the tiles in which they attend (see attention.cpp), and their
 // rotary angles, if any.
 struct Tokens {
@@ -63,7 +50,6 @@ struct Step {
   Stored keys, values;
   const Change* const* changes;
 };
-}
 
 namespace {
 
@@ -77,23 +63,6 @@ void rotate(float* x, const float* cos, const float* sin, int64_t count) {
     x[i + count] = other * cos[i] + one * sin[i];
   }
 }
-
-// Memory that grows to the needs of the largest pass and is reused.
-class Scratch {
- public:
-  explicit Scratch(std::vector<float>& memory) : memory_(memory) {}
-  int64_t reserve(int64_t count) {
-    const int64_t begin = used_;
-    used_ += (count + kLanes - 1) / kLanes * kLanes;
-    if (static_cast<int64_t>(memory_.size()) < used_) memory_.resize(used_);
-    return begin;
-  }
-  float* at(int64_t offset) { return memory_.data() + offset; }
-
- private:
-  std::vector<float>& memory_;
-  int64_t used_ = 0;
-};
 
 // Memory of a pass: rows of R tokens each.
 struct Buffers {
@@ -182,11 +151,14 @@ struct Block {
     }
   }
 
-  void attend_items(int64_t begin, int64_t end) const {
-    attend(at.q, keys.numbers, values.numbers, keys.scales, values.scales, tokens.table, tokens.tiles, at.attended,
-           tokens.num_tiles, layer.heads, layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width, tokens.table_width,
-           tokens.window, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes, layer.sinks,
-           begin, end, 1);
+  void attend_to_keys() const {
+    const Attention all{at.q, keys, values, tokens.table, tokens.tiles, at.attended, tokens.num_tiles, layer.heads,
+                        layer.kv_heads, tokens.block_size, layer.key_width, layer.value_width, tokens.table_width,
+                        tokens.window, static_cast<float>(layer.scale), static_cast<float>(layer.cap), layer.slopes,
+                        layer.sinks};
+    const int64_t items = tokens.num_tiles * layer.kv_heads, size = items_together(items, threads);
+    worker.share((items + size - 1) / size,
+                 [&](int64_t i) { attend(&all, i * size, std::min(items, (i + 1) * size), 1); });
   }
 
   template <class Work>
@@ -207,8 +179,7 @@ struct Block {
       change(r, kV, layer.v, input, at.v);
       store_keys(r);
     });
-    const int64_t items = tokens.num_tiles * layer.kv_heads, size = items_together(items, threads);
-    worker.share((items + size - 1) / size, [&](int64_t i) { attend_items(i * size, std::min(items, (i + 1) * size)); });
+    attend_to_keys();
     by_row([&](int64_t r) { round(at.attended, r, layer.o); });
     products(at.attended, {&layer.o}, {at.found});
     feed_forward(layer.parallel ? x : out, out);
@@ -249,12 +220,11 @@ extern "C" {
 
 // out = the residual stream x (R, D) after the blocks of `count` steps, which have the same tokens and width.
 void run_blocks(const Step* steps, int64_t count, const float* x, float* out, Attend attend, Write write, int64_t threads) {
-  thread_local std::vector<float> memory;
+  thread_local std::vector<float> memory;  // which grows to the needs of the largest pass and is reused
   thread_local Choices of_thread;
-  Scratch scratch(memory);
   Choices& choices = of_thread;  // this thread's, in all threads of the team
   const int64_t rows = steps->tokens->count, width = steps->layer->width;
-  std::vector<int64_t> widths, offsets;  // numbers of each row in each buffer
+  std::vector<size_t> widths, begins;  // of each buffer the numbers of a row, and its place in memory
   int64_t weights = 0;
   for (const Step* step = steps; step < steps + count; step++) {
     const Layer& layer = *step->layer;
@@ -264,12 +234,14 @@ void run_blocks(const Step* steps, int64_t count, const float* x, float* out, At
                                    layer.up.N, layer.gate.N, rounded,   rounded,   rounded,   width};
     for (int64_t more : expert_widths(experts, width)) needed.push_back(more);
     widths.resize(needed.size());
-    for (size_t i = 0; i < widths.size(); i++) widths[i] = std::max(widths[i], needed[i]);
+    for (size_t i = 0; i < widths.size(); i++) widths[i] = std::max<size_t>(widths[i], needed[i]);
     weights = std::max(weights, width * (layer.q.N + layer.up.N + (experts ? experts->per_token * experts->up->N : 0)));
     if (experts) choices.reserve(rows * experts->per_token, experts->count);
   }
-  for (int64_t needed : widths) offsets.push_back(scratch.reserve(rows * needed));
-  auto at = [&](int i) { return scratch.at(offsets[i]); };
+  size_t used = 0;
+  for (size_t needed : widths) begins.push_back(used), used += (rows * needed + kLanes - 1) / kLanes * kLanes;
+  memory.resize(std::max(memory.size(), used));
+  auto at = [&](int i) { return memory.data() + begins[i]; };
   const Buffers buffers{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), {at(8), at(9), at(10)}};
   const ExpertBuffers of_experts{at(12), at(13), at(14), at(15), at(16), at(17), at(18), at(19), at(20)};
   float* const streams[] = {out, at(11)};

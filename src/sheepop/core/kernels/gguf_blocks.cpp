@@ -65,8 +65,8 @@ const uint8_t* give_back(const uint8_t* begin, const uint8_t* end, uintptr_t pag
 }
 
 // Decodes `count` blocks. With a `page` size they lie in a mapped file, whose pages need not stay in memory.
-template <int kBytes, int kNumbers, int kScales, class Decode>
-inline void decode(const uint8_t* blocks, int64_t count, int64_t page, Out out, const Decode& decode_block) {
+template <int kBytes, int kNumbers, int kScales, void decode_block(const uint8_t* from, Out out)>
+inline void decode(const uint8_t* blocks, int64_t count, int64_t page, Out out) {
   const int64_t most = page > 0 ? kGivenBack / kBytes : count;
   const uint8_t* kept = blocks;
   for (int64_t begin = 0; begin < count; begin += most) {
@@ -81,10 +81,13 @@ inline void decode(const uint8_t* blocks, int64_t count, int64_t page, Out out, 
 
 }  // namespace
 
-#define BLOCKS(name) \
-  extern "C" void name(const uint8_t* blocks, int64_t count, int64_t page, uint8_t* to, float* scales, float* offsets)
-#define OUT \
-  Out { to, scales, offsets }
+// Defines the function for a type of blocks of so many bytes, numbers in memory and scales; the body decodes one.
+#define BLOCKS(name, bytes, numbers, scales)                                                                          \
+  static void name##_block(const uint8_t* from, Out out);                                                             \
+  extern "C" void name(const uint8_t* blocks, int64_t count, int64_t page, uint8_t* out, float* scale, float* more) { \
+    decode<bytes, numbers, scales, name##_block>(blocks, count, page, {out, scale, more});                            \
+  }                                                                                                                   \
+  static void name##_block(const uint8_t* from, Out out)
 
 // Where the lengths of `count` texts begin, of which each lies behind its length, from `place` of `size` bytes on. Returns
 // the place behind the last text, or -1 if one would end beyond the bytes.
@@ -113,81 +116,65 @@ extern "C" void copy_texts(const uint8_t* bytes, const int64_t* begins, int64_t 
   }
 }
 
-BLOCKS(q4_0) {
-  decode<18, kHalf, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    out.scales[0] = half(from);
-    for (int i = 0; i < kHalf; i++) out.numbers[i] = from[2 + i] ^ 0x88;  // less 8, in two's complement
-  });
+BLOCKS(q4_0, 18, kHalf, 1) {
+  out.scales[0] = half(from);
+  for (int i = 0; i < kHalf; i++) out.numbers[i] = from[2 + i] ^ 0x88;  // less 8, in two's complement
 }
 
-BLOCKS(q4_1) {
-  decode<20, kHalf, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    out.scales[0] = half(from);
-    out.offsets[0] = half(from + 2);
-    std::memcpy(out.numbers, from + 4, kHalf);
-  });
+BLOCKS(q4_1, 20, kHalf, 1) {
+  out.scales[0] = half(from);
+  out.offsets[0] = half(from + 2);
+  std::memcpy(out.numbers, from + 4, kHalf);
 }
 
-BLOCKS(q5_0) {
-  decode<22, kGroup, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    out.scales[0] = half(from);
-    five_bits(from + 6, from + 2, -16, out.numbers);
-  });
+BLOCKS(q5_0, 22, kGroup, 1) {
+  out.scales[0] = half(from);
+  five_bits(from + 6, from + 2, -16, out.numbers);
 }
 
-BLOCKS(q5_1) {
-  decode<24, kGroup, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    out.scales[0] = half(from);
-    out.offsets[0] = half(from + 2);
-    five_bits(from + 8, from + 4, 0, out.numbers);
-  });
+BLOCKS(q5_1, 24, kGroup, 1) {
+  out.scales[0] = half(from);
+  out.offsets[0] = half(from + 2);
+  five_bits(from + 8, from + 4, 0, out.numbers);
 }
 
-BLOCKS(q8_0) {
-  decode<34, kGroup, 1>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    out.scales[0] = half(from);
-    std::memcpy(out.numbers, from + 2, kGroup);
-  });
+BLOCKS(q8_0, 34, kGroup, 1) {
+  out.scales[0] = half(from);
+  std::memcpy(out.numbers, from + 2, kGroup);
 }
 
-BLOCKS(q4_k) {
-  decode<144, kGroups * kHalf, kGroups>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    six_bits(from + 4, half(from), -half(from + 2), out);
-    for (int pair = 0; pair < kGroups / 2; pair++) {
-      const uint8_t* low = from + 16 + pair * kGroup;
-      uint8_t* to = out.numbers + pair * kGroup;
-      for (int i = 0; i < kHalf; i++) {
-        to[i] = static_cast<uint8_t>((low[i] & 15) | low[i + kHalf] << 4);
-        to[i + kHalf] = static_cast<uint8_t>(low[i] >> 4 | (low[i + kHalf] & 240));
-      }
+BLOCKS(q4_k, 144, kGroups * kHalf, kGroups) {
+  six_bits(from + 4, half(from), -half(from + 2), out);
+  for (int pair = 0; pair < kGroups / 2; pair++) {
+    const uint8_t* low = from + 16 + pair * kGroup;
+    uint8_t* to = out.numbers + pair * kGroup;
+    for (int i = 0; i < kHalf; i++) {
+      to[i] = static_cast<uint8_t>((low[i] & 15) | low[i + kHalf] << 4);
+      to[i + kHalf] = static_cast<uint8_t>(low[i] >> 4 | (low[i + kHalf] & 240));
     }
-  });
+  }
 }
 
-BLOCKS(q5_k) {
-  decode<176, kGroups * kGroup, kGroups>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    six_bits(from + 4, half(from), -half(from + 2), out);
-    const uint8_t *high = from + 16, *low = from + 48;
-    for (int group = 0; group < kGroups; group++) {
-      for (int i = 0; i < kGroup; i++) {
-        const int nibble = low[group / 2 * kGroup + i] >> (group & 1) * 4 & 15;
-        out.numbers[group * kGroup + i] = static_cast<uint8_t>(nibble | (high[i] >> group & 1) << 4);
-      }
+BLOCKS(q5_k, 176, kGroups * kGroup, kGroups) {
+  six_bits(from + 4, half(from), -half(from + 2), out);
+  const uint8_t *high = from + 16, *low = from + 48;
+  for (int group = 0; group < kGroups; group++) {
+    for (int i = 0; i < kGroup; i++) {
+      const int nibble = low[group / 2 * kGroup + i] >> (group & 1) * 4 & 15;
+      out.numbers[group * kGroup + i] = static_cast<uint8_t>(nibble | (high[i] >> group & 1) << 4);
     }
-  });
+  }
 }
 
-BLOCKS(q6_k) {
-  decode<210, kGroups * kGroup, 2 * kGroups>(blocks, count, page, OUT, [](const uint8_t* from, Out out) {
-    const float scale = half(from + 208);
-    for (int i = 0; i < 2 * kGroups; i++) out.scales[i] = scale * static_cast<float>(static_cast<int8_t>(from[192 + i]));
-    for (int group = 0; group < kGroups; group++) {
-      const int part = group / 4, place = group % 4;  // of 128 numbers, and of 32 in it
-      const uint8_t *low = from + part * 64 + place % 2 * kGroup, *high = from + 128 + part * kGroup;
-      for (int i = 0; i < kGroup; i++) {
-        const int six = (low[i] >> place / 2 * 4 & 15) | (high[i] >> place * 2 & 3) << 4;
-        out.numbers[group * kGroup + i] = static_cast<uint8_t>(six - 32);
-      }
+BLOCKS(q6_k, 210, kGroups * kGroup, 2 * kGroups) {
+  const float scale = half(from + 208);
+  for (int i = 0; i < 2 * kGroups; i++) out.scales[i] = scale * static_cast<float>(static_cast<int8_t>(from[192 + i]));
+  for (int group = 0; group < kGroups; group++) {
+    const int part = group / 4, place = group % 4;  // of 128 numbers, and of 32 in it
+    const uint8_t *low = from + part * 64 + place % 2 * kGroup, *high = from + 128 + part * kGroup;
+    for (int i = 0; i < kGroup; i++) {
+      const int six = (low[i] >> place / 2 * 4 & 15) | (high[i] >> place * 2 & 3) << 4;
+      out.numbers[group * kGroup + i] = static_cast<uint8_t>(six - 32);
     }
-  });
+  }
 }

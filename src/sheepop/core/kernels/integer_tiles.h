@@ -1,4 +1,4 @@
-// Tiles of 16 rows of integers, as ``integers.cpp`` describes them, in vectors.
+// Tiles of 16 rows of integers, as ``integers.cpp`` describes them, in vectors, and their formats.
 
 #pragma once
 
@@ -31,3 +31,20 @@ inline void by_size(int64_t count, const Work& work, int64_t first = 0) {
   for (; first + most <= count; first += most) work.template operator()<most>(first);
   if constexpr (most > 1) by_size<most / 2>(count, work, first);
 }
+
+// Defines the functions of a kernel, which `Linear` describes.
+#define KERNEL(name, Inputs, function)                                                                              \
+  void round_##name(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {                                \
+    Inputs(memory, M, K).round(x, m);                                                                               \
+  }                                                                                                                 \
+  void multiply_##name(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) { \
+    function(*linear, inputs, y, M, begin, end);                                                                    \
+  }
+
+// Defines kernels for integers in groups, given by name, kind of codes, neighbours in a group, and type of scales.
+#define OF_GROUPS(DEFINE)                        \
+  DEFINE(int8_16_float32, Bytes, 16, float)      \
+  DEFINE(int8_32_float32, Bytes, 32, float)      \
+  DEFINE(int4_16_float32, Nibbles, 16, float)    \
+  DEFINE(int4_32_float32, Nibbles, 32, float)    \
+  DEFINE(int4_32_bfloat16, Nibbles, 32, BFloat16)

@@ -55,6 +55,7 @@ inline const char* vector_at(const char* at, int64_t tile, int v) {
   return at + v / kVectors * tile + v % kVectors * sizeof(Pairs);
 }
 
+template <bool>
 struct Bytes {
   static constexpr int kCodes = 16;
   template <int vectors>
@@ -67,13 +68,13 @@ struct Bytes {
   }
 };
 
-// Byte i holds code i in its lower half and code i + 16 in its upper one.
-template <bool is_signed>
+// Byte i holds code i in its lower half and code i + 16 in its upper one; codes have a sign unless there are offsets.
+template <bool has_offset>
 struct Nibbles {
   static constexpr int kCodes = 32;
   static Pairs code(Lanes part, int shift) {
     const Pairs found = reinterpret_cast<Pairs>((part >> shift) & 0x000f000f);
-    return is_signed ? (found ^ 8) - 8 : found;
+    return has_offset ? found : (found ^ 8) - 8;
   }
   template <int vectors>
   static void unpack(const char* at, int64_t tile, Pairs (*to)[vectors]) {
@@ -85,11 +86,6 @@ struct Nibbles {
       }
   }
 };
-
-template <int planes>
-void round_row(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {
-  Inputs<planes>(memory, M, K).round(x, m);
-}
 
 inline void fetch_after(const char* at, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + kAhead + i);
@@ -183,7 +179,7 @@ struct WholeRows {
       for (int64_t column = 0; column < width; column += kColumns) {
         const char* at = rows.codes + (k + column) * kRows;
         for (int v = 0; v < vectors; v += kVectors) fetch_after(vector_at(at, rows.tile, v), kBytes * kRows);
-        Bytes::unpack<vectors>(at, rows.tile, weights + column / 2);
+        Bytes<false>::unpack<vectors>(at, rows.tile, weights + column / 2);
       }
       by_size<kParts>(count, [&]<int size>(int64_t i) {
         add_products<size, vectors>(weights, inputs.parts(k, first + i), stride, width, sums + i);
@@ -285,26 +281,15 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
   for (; n < end; n += kRows) multiply_rows<Tile, 1>(linear, inputs, y, M, n, end);
 }
 
-template <template <bool> class Tile>
+template <template <bool> class Codes, int group, class Scale>
 void multiply_groups(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
-  (linear.offsets ? multiply<Tile<true>> : multiply<Tile<false>>)(linear, memory, y, M, begin, end);
+  (linear.offsets ? multiply<Groups<Codes<true>, group, Scale, true>>
+                  : multiply<Groups<Codes<false>, group, Scale, false>>)(linear, memory, y, M, begin, end);
 }
-
-template <bool has_offset> using Int8In16s = Groups<Bytes, 16, float, has_offset>;
-template <bool has_offset> using Int8In32s = Groups<Bytes, 32, float, has_offset>;
-template <bool has_offset> using Int4In16s = Groups<Nibbles<!has_offset>, 16, float, has_offset>;
-template <bool has_offset> using Int4In32s = Groups<Nibbles<!has_offset>, 32, float, has_offset>;
-template <bool has_offset> using Int4In32sOfHalves = Groups<Nibbles<!has_offset>, 32, BFloat16, has_offset>;
 
 }  // namespace
 
-#define KERNEL(name, planes, function)                                                                              \
-  void round_##name(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {                                \
-    round_row<planes>(x, m, memory, M, K);                                                                          \
-  }                                                                                                                 \
-  void multiply_##name(const Linear* linear, const void* inputs, float* y, int64_t M, int64_t begin, int64_t end) { \
-    function(*linear, inputs, y, M, begin, end);                                                                    \
-  }
+#define GROUP_KERNEL(name, Codes, group, Scale) KERNEL(name, Inputs<2>, (multiply_groups<Codes, group, Scale>))
 
 extern "C" {
 
@@ -327,10 +312,6 @@ void arrange_tiles(int32_t* rows, int64_t tiles, int64_t units) {
   }
 }
 
-KERNEL(int8, 1, multiply<WholeRows>)
-KERNEL(int8_16_float32, 2, multiply_groups<Int8In16s>)
-KERNEL(int8_32_float32, 2, multiply_groups<Int8In32s>)
-KERNEL(int4_16_float32, 2, multiply_groups<Int4In16s>)
-KERNEL(int4_32_float32, 2, multiply_groups<Int4In32s>)
-KERNEL(int4_32_bfloat16, 2, multiply_groups<Int4In32sOfHalves>)
+KERNEL(int8, Inputs<1>, multiply<WholeRows>)
+OF_GROUPS(GROUP_KERNEL)
 }

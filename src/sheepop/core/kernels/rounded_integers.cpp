@@ -122,6 +122,7 @@ class Inputs {
 };
 
 // Kinds of codes: `read` gives the codes of four columns of a tile's rows, plus `kMore`, from the bytes of 32 columns.
+template <bool>
 struct Bytes {
   static constexpr int kBits = 8, kMore = kIsUnsigned ? 128 : 0;
   static constexpr bool kHasSign = !kIsUnsigned;
@@ -132,15 +133,15 @@ struct Bytes {
   }
 };
 
-// Byte i holds code i in its lower half and code i + 16 in its upper one.
-template <bool has_sign>
+// Byte i holds code i in its lower half and code i + 16 in its upper one; codes have a sign unless there are offsets.
+template <bool has_offset>
 struct Nibbles {
-  static constexpr int kBits = 4, kMore = has_sign ? 8 : 0;
+  static constexpr int kBits = 4, kMore = has_offset ? 0 : 8;
   static constexpr bool kHasSign = false;
   template <int half>
   static Lanes read(const char* at, int unit) {
     const Lanes found = load<Lanes>(at + unit * kUnit) >> 4 * half & 0x0f0f0f0f;
-    return has_sign ? found ^ 0x08080808 : found;
+    return has_offset ? found : found ^ 0x08080808;
   }
 };
 
@@ -263,7 +264,7 @@ struct Tiles {
   }
 };
 
-using WholeRows = Tiles<Bytes, 0, float, false>;
+using WholeRows = Tiles<Bytes<false>, 0, float, false>;
 
 // The rows of `tiles` tiles from n on, up to `end`, times all inputs.
 template <class Tile, int tiles>
@@ -285,37 +286,22 @@ void multiply(const Linear& linear, const void* memory, float* y, int64_t M, int
   for (; n < end; n += kRows) multiply_tiles<Tile, 1>(linear, inputs, y, n, end);
 }
 
-template <template <bool> class Tile>
+template <template <bool> class Codes, int group, class Scale>
 void multiply_groups(const Linear& linear, const void* memory, float* y, int64_t M, int64_t begin, int64_t end) {
-  (linear.offsets ? multiply<Tile<true>> : multiply<Tile<false>>)(linear, memory, y, M, begin, end);
+  (linear.offsets ? multiply<Tiles<Codes<true>, group, Scale, true>>
+                  : multiply<Tiles<Codes<false>, group, Scale, false>>)(linear, memory, y, M, begin, end);
 }
-
-template <bool has_offset> using Int8In16s = Tiles<Bytes, 16, float, has_offset>;
-template <bool has_offset> using Int8In32s = Tiles<Bytes, 32, float, has_offset>;
-template <bool has_offset> using Int4In16s = Tiles<Nibbles<!has_offset>, 16, float, has_offset>;
-template <bool has_offset> using Int4In32s = Tiles<Nibbles<!has_offset>, 32, float, has_offset>;
-template <bool has_offset> using Int4In32sOfHalves = Tiles<Nibbles<!has_offset>, 32, BFloat16, has_offset>;
 
 }  // namespace
 
-#define KERNEL(name, function)                                                                      \
-  void round_##name##_rounded(const float* x, int64_t m, void* memory, int64_t M, int64_t K) {     \
-    Inputs(memory, M, K).round(x, m);                                                               \
-  }                                                                                                 \
-  void multiply_##name##_rounded(const Linear* linear, const void* inputs, float* y, int64_t M,    \
-                                 int64_t begin, int64_t end) {                                      \
-    function(*linear, inputs, y, M, begin, end);                                                    \
-  }
+#define GROUP_KERNEL(name, Codes, group, Scale) \
+  KERNEL(name##_rounded, Inputs, (multiply_groups<Codes, group, Scale>))
 
 extern "C" {
 #if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
-KERNEL(int8, multiply<WholeRows>)
+KERNEL(int8_rounded, Inputs, multiply<WholeRows>)
 #endif
-KERNEL(int8_16_float32, multiply_groups<Int8In16s>)
-KERNEL(int8_32_float32, multiply_groups<Int8In32s>)
-KERNEL(int4_16_float32, multiply_groups<Int4In16s>)
-KERNEL(int4_32_float32, multiply_groups<Int4In32s>)
-KERNEL(int4_32_bfloat16, multiply_groups<Int4In32sOfHalves>)
+OF_GROUPS(GROUP_KERNEL)
 }
 
 #endif
