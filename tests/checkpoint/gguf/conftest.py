@@ -150,6 +150,9 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
         "tie_weights": True,
         "experts": {"count": 4, "per_token": 2, "d_ff": 32, "scores": "sigmoid", "layers": (1, 2)},
     }),
+    "olmoe": ("olmoe", GATED | {
+        "qk_norm": "width", "experts": {"count": 4, "per_token": 2, "normalize": False},
+    }),
     "qwen2moe": ("qwen2moe", GATED | {
         "num_kv_heads": 2, "attention_bias": True,
         "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 2, "shared_gate": True, "normalize": False},

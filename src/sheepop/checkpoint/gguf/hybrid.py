@@ -1,6 +1,6 @@
 """Architectures of llama.cpp with latent attention, with layers without attention, or with routed and shared experts.
 
-DeepSeek 2 and 3, GLM-4.5, LFM 2, Qwen 2 MoE, Qwen3-Next and Qwen 3.5. `ARCHITECTURES` has these and all others.
+DeepSeek 2 and 3, GLM-4.5, LFM 2, OLMoE, Qwen 2 MoE, Qwen3-Next and Qwen 3.5. `ARCHITECTURES` has these and all others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from sheepop.checkpoint.exchange.tensor_rules import BY_KEY_HEAD, INTERLEAVED, RotaryLast, Stacked, Taps
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES as OTHERS
 from sheepop.checkpoint.gguf.architectures import LLAMA, architecture, like
-from sheepop.checkpoint.gguf.fields import Biases, Heads, TiedWeights
+from sheepop.checkpoint.gguf.fields import Biases, Experts, Heads, TiedWeights
 from sheepop.checkpoint.gguf.gemma4 import GEMMA4
 from sheepop.checkpoint.gguf.hybrid_fields import (
     SIGMOID,
@@ -234,6 +234,13 @@ _TABLES = (
     architecture(
         "lfm2moe", _LFM2, (*_LFM2_ROWS, *EXPERTS, *_ALWAYS_BALANCED),
         RoutedExperts((SIGMOID,), leading=True),
+    ),
+    # Muennighoff et al. 2024.
+    architecture(
+        "olmoe", LLAMA,
+        (*EMBEDDING, *_FINAL_NORM, *norms_before(), *separate_attention(), *QUERY_KEY_NORMS, *EXPERTS, *OUTPUT_ALWAYS),
+        *implied(qk_norm="width"), Heads(square=True, grouped=False), Biases("attention_bias", "never"),
+        TiedWeights("always"), Experts(required=True, own_width=False, normalizes=False),
     ),
     # Qwen team 2024.
     architecture(
