@@ -254,7 +254,6 @@ def _lacking(model: Transformer, block: Block) -> str | None:
         "encoders and decoders": model.architecture != "decoder",
         f"{', '.join(unknown)}": bool(unknown) or attention is None,
         f"the activation {model.config.activation}": model.config.activation not in _ACTIVATIONS,
-        "a norm that branches share, and scaled branches": block.shared_norm or block.residual_scale != 1.0,
         "factors of layers": block.factor is not None,
         "keys and values that layers share, and keys that are the values": attention is not None
         and (attention.v_proj is None or attention.gives_keys),
@@ -292,6 +291,7 @@ def _layer(block: Block, activation: str, slopes: Tensor | None) -> Layer:
         _ACTIVATIONS[activation],
         width**-0.5 if attention.scale is None else attention.scale,
         attention.soft_cap or 0.0,
+        block.residual_scale,
         *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
         ctypes.pointer(described_experts(mixture)) if isinstance(mixture, MixtureOfExperts) else None,
     )

@@ -25,10 +25,13 @@ def dense(block: Block) -> FeedForward | None:
 
 
 def input_norm(block: Block) -> nn.Module | None:
-    """The norm of the input of `dense`, and of the experts unless they have norms of their own."""
+    """The norm of the input of `dense`, and of the experts unless they have norms of their own.
+
+    If both branches share a norm, each of them computes it.
+    """
     mixture = block.feed_forward
     own = mixture.shared_norm if isinstance(mixture, MixtureOfExperts) else None
-    return block.feed_forward_norm if own is None else own
+    return own or (block.attention_norm if block.shared_norm else block.feed_forward_norm)
 
 
 def matrices(block: Block) -> Iterator[Tensor]:

@@ -56,7 +56,7 @@ class Layer(ctypes.Structure):
         *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
         ("activation", COUNT),
-        *((name, NUMBER) for name in ("scale", "cap")),
+        *((name, NUMBER) for name in ("scale", "cap", "branch_scale")),
         *((name, POINTER) for name in ("slopes", "sinks")),
         ("experts", ctypes.POINTER(ExpertsOfLayer)),
     ]
