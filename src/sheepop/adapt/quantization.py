@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from sheepop.core.errors import UsageError
 from sheepop.model import Transformer
 from sheepop.model.experts import Experts
 from sheepop.model.ngrams import NgramEmbedding
-from sheepop.model.probe import watch
 
 QUANTIZED: tuple[Format, ...] = ("int8", "int4", "fp8")
 _LEVELS = 15  # the largest int4 code
@@ -41,19 +39,18 @@ _OF_RESIDUALS = re.compile(r"blocks\.(\d+)\..*(v_proj|down_proj)(\.weight)?")
 def quantized(weight: Tensor, stored: Format, importance: Tensor | None = None) -> StoredWeight:
     """Quantises float matrices (..., N, K); raises `UsageError` if int4 groups do not divide a row.
 
-    `importance` (..., K) weighs the squared errors of columns when int4 scales are chosen.
+    `importance` (K,) weighs the squared errors of columns when int4 scales are chosen.
     """
     length = weight.shape[-1]
     if stored == "int4" and length % GROUP:
         raise UsageError(f"int4 needs rows whose length is a multiple of {GROUP}, got {length}. Use int8.")
-    matrices = weight.detach().reshape(-1, *weight.shape[-2:])
     weighing = (torch.ones(length) if importance is None else importance).to(weight.device)
+    rows = weight.detach().flatten(0, -2)
+    # A few rows at a time stay in the processor's cache.
     found = []
-    for matrix, own in zip(matrices, weighing.reshape(-1, length).expand(len(matrices), -1), strict=True):
-        # A few rows at a time stay in the processor's cache.
-        for part in torch.split(matrix, max(1, _CHUNK // length)):
-            wide = part.float()
-            found.append(_int4(wide, own) if stored == "int4" else _by_rows(wide, stored))
+    for part in torch.split(rows, max(1, _CHUNK // length)):
+        wide = part.float()
+        found.append(_int4(wide, weighing) if stored == "int4" else _by_rows(wide, stored))
     values, scales, *offsets = (
         torch.unflatten(torch.cat(list(kind)), 0, weight.shape[:-1]) for kind in zip(*found, strict=True)
     )
@@ -88,31 +85,22 @@ def dequantized(model: Transformer) -> Transformer:
 
 
 def input_importance(model: Transformer, rows: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """Returns the mean square of each input (K,) of each linear layer, and of the experts, over rows of token ids (T,).
+    """Returns the mean square of each input (K,) of each linear layer over rows of token ids (T,).
 
-    The squared error of a layer's output is about the squared error of its weights, weighted by these. All experts of a
-    layer share them, since some experts have few tokens.
+    The squared error of a layer's output is about the squared error of its weights, weighted by these.
     """
     sums: dict[Tensor, Tensor] = {}
     counts: dict[Tensor, int] = {}
 
-    def add(weight: Tensor | None, inputs: Tensor) -> None:
-        if weight is not None:
-            squares = inputs.detach().float().flatten(0, -2).square()
-            sums[weight] = sums.get(weight, torch.zeros(())) + squares.sum(0).cpu()
-            counts[weight] = counts.get(weight, 0) + len(squares)
+    def add(layer: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        squares = inputs[0].detach().float().flatten(0, -2).square()
+        sums[layer.weight] = sums.get(layer.weight, torch.zeros(())) + squares.sum(0).cpu()
+        counts[layer.weight] = counts.get(layer.weight, 0) + len(squares)
 
-    def see(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        for weight in (layer.gate_proj, layer.up_proj) if isinstance(layer, Experts) else (layer.weight,):
-            add(weight, inputs[0])  # type: ignore[arg-type]
-
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Experts)}
-    hooks = [layer.register_forward_pre_hook(see) for layer in layers.values() if layer is not model.lm_head]
-    hidden = {
-        f"{name}.hidden": partial(add, layer.down_proj) for name, layer in layers.items() if isinstance(layer, Experts)
-    }
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not model.lm_head]
+    hooks = [layer.register_forward_pre_hook(add) for layer in layers]
     try:
-        with torch.inference_mode(), watch(model, hidden):
+        with torch.inference_mode():
             for row in rows:
                 model.hidden_states(row[None].to(model.device))
     finally:
