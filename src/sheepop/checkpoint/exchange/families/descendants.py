@@ -210,7 +210,10 @@ OLMOE = family(
     "olmoe",
     "OlmoeForCausalLM",
     (*llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION, *llama.QWEN_EXPERTS, *llama.HEAD),
-    *llama.llama_fields(50304, 4096, d_ff=2048, d_model=2048, num_layers=16, num_heads=16, norm_eps=1e-5),
+    # The norms are as wide as the model, so heads have no other width.
+    *without(
+        llama.llama_fields(50304, 4096, d_ff=2048, d_model=2048, num_layers=16, num_heads=16, norm_eps=1e-5), "head_dim"
+    ),
     *implied(**{"qk_norm": "width", "experts.scores": "softmax", "experts.router_z_loss": 0.0}),
     count("num_experts", "experts.count", 64, "num_local_experts"),
     size("num_experts_per_tok", "experts.per_token", 8),
@@ -218,6 +221,7 @@ OLMOE = family(
     llama.NORMALIZES_EXPERTS,
     fixed("clip_qkv", None),
     unread("output_router_logits"),
+    whole_heads=True,
 )
 
 GLM4 = family(
