@@ -1,11 +1,13 @@
-"""How fast two shapes write, beside every peer that is installed, on the same weights and in the same run.
+"""How fast three shapes write, beside every peer that is installed, on the same weights and in the same run.
 
 python bench/generate_speed.py --json bench/results/generate_speed.json
 python bench/generate_speed.py --shape wide --precisions int8 int4 --peers ../peers --busy 1
+python bench/generate_speed.py --shape mixture --precisions fp32 int8 --batches 1 8 --threads 1
 python bench/generate_speed.py --device cuda --precisions bf16
 
-The shapes are GPT-2 124M, and a Llama with 12 layers of 640 and a vocabulary of 262,144. Peers are transformers,
-ctranslate2, llama-cpp-python and openvino-genai, which reads Llama's GGUF file alone; --peers adds a directory that
+The shapes are GPT-2 124M, a Llama with 12 layers of 640 and a vocabulary of 262,144, and a Qwen3 MoE with 8 layers of
+512, of whose 32 experts a token has 4. Peers are transformers, ctranslate2, llama-cpp-python and openvino-genai, which
+reads Llama's GGUF file alone; the mixture has only transformers and llama-cpp-python. --peers adds a directory that
 `pip install --target` filled. Weights are drawn; prompts have 64 tokens and 128 are written, greedily and sampled. Each
 program runs in a process of its own, and they take turns, beside --busy processes that compute without end. Ratios
 above 1 say that SheepOp is faster than the fastest peer in that precision, by the clock and by processor time, which is
@@ -50,13 +52,18 @@ PROMPT, WRITTEN, LONG_PROMPT, MIXED, CHAT, NEW = 64, 128, 1000, 32, 2000, 20
 
 @dataclass(frozen=True)
 class Shape:
-    """A network: its vocabulary, context, and how many weights each token reads."""
+    """A network: its vocabulary, its context, and the programs that cannot read it."""
 
     vocabulary: int
     context: int
+    without: tuple[str, ...] = ()
 
 
-SHAPES = {"gpt2": Shape(50257, 1024), "wide": Shape(262144, 4096)}
+SHAPES = {
+    "gpt2": Shape(50257, 1024, ("openvino-genai",)),  # which does not read GPT-2's GGUF files
+    "wide": Shape(262144, 4096),
+    "mixture": Shape(32768, 4096, ("ctranslate2", "openvino-genai")),
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class Contestant:
             text=True,
             env={**environment, "OMP_NUM_THREADS": threads},
         )
-        self.read_bytes: float | None = self._answer()["read_bytes"]
+        self.read_bytes: list[float] | None = self._answer()["read_bytes"]  # of passes over 1, 2, ... tokens
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Seconds and tokens for a request."""
@@ -154,19 +161,32 @@ def prepare(files: Path, shape: str, contestants: list[str], precisions: list[st
 
 def _draw(files: Path, source: Path, shape: str, size: int) -> None:
     """Draws the weights, and saves them for transformers in `source` and for SheepOp."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     from sheepop.jobs.exchange import import_model
 
     torch.manual_seed(0)
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), size - 1)
+    common: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id"), size - 1)
+    common |= {"vocab_size": size, "max_position_embeddings": SHAPES[shape].context, "tie_word_embeddings": True}
     model: Any
     if shape == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=size))
-    else:
+    elif shape == "wide":
         sizes = {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 64}
-        heads = {"num_attention_heads": 10, "num_key_value_heads": 5, "max_position_embeddings": SHAPES[shape].context}
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=size, tie_word_embeddings=True, **sizes, **heads, **ends))
+        heads = {"num_attention_heads": 10, "num_key_value_heads": 5}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **common))
+    else:
+        sizes = {"hidden_size": 512, "moe_intermediate_size": 256, "num_hidden_layers": 8, "head_dim": 64}
+        heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+        experts = {"num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **experts, **common))
     model.save_pretrained(source)
     tokenizer = _tokenizer(size)
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -231,8 +251,9 @@ def measure(files: Path, options: argparse.Namespace, precision: str) -> list[di
                 continue
             rows.append(_race(work, contestants, options.rounds, precision, shape))
             if work.name.startswith("batch") and (moved := contestants["SheepOp"].read_bytes) is not None:
-                passes = rows[-1]["tokens_per_second"]["SheepOp"] / len(work.counts)
-                rows[-1]["memory"] = passes * moved / options.bandwidth
+                texts = len(work.counts)
+                passes = rows[-1]["tokens_per_second"]["SheepOp"] / texts
+                rows[-1]["memory"] = passes * moved[min(texts, len(moved)) - 1] / options.bandwidth
             show(rows[-1])
     finally:
         for contestant in contestants.values():
@@ -332,10 +353,9 @@ def main() -> int:
     if options.peers:
         sys.path.insert(0, str(options.peers))
     modules = MODULES if options.device == "cpu" else {"transformers": "transformers"}
-    if options.shape == "gpt2":  # whose GGUF files openvino-genai does not read
-        modules = {name: module for name, module in modules.items() if name != "openvino-genai"}
     here = [name for name, module in modules.items() if importlib.util.find_spec(module)]
-    options.contestants = ["SheepOp", *(name for name in here if name not in options.without)]
+    without = {*options.without, *SHAPES[options.shape].without}
+    options.contestants = ["SheepOp", *(name for name in here if name not in without)]
     options.bandwidth = bandwidth(options.threads, options.device)
     read = f"memory read at {options.bandwidth / 1e9:.1f} GB/s"
     how = f"{options.threads} threads; {options.busy} busy; {options.activations} activations"

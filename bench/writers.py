@@ -19,6 +19,7 @@ import numpy as np
 Prompts = Sequence[Sequence[int]]
 Write = Callable[[Prompts, Sequence[int], bool], list[list[int]]]
 HEAT, TOP_P = 0.8, 0.95
+MOST = 64  # texts that SheepOp writes at a time
 
 
 class SheepOp:
@@ -36,8 +37,9 @@ class SheepOp:
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(precision)
         loaded = load_model(files / "sheepop", device, dtype)
         model = loaded.model if dtype is not None else quantize(loaded.model, "int8" if precision == "int8" else "int4")
-        self.read_bytes, self._activations = read_bytes(model, 1), activations
-        self._generator = Generator(model, loaded.tokenizer, max_batch_size=64)
+        self.read_bytes = [read_bytes(model, texts) for texts in range(1, MOST + 1)]
+        self._activations = activations
+        self._generator = Generator(model, loaded.tokenizer, max_batch_size=MOST)
 
     def __call__(self, prompts: Prompts, counts: Sequence[int], sampled: bool) -> list[list[int]]:
         """Writes as many tokens as are asked for after each prompt."""

@@ -203,6 +203,20 @@ TOYS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
         "mlp_bias": True, "attention_bias": True, "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
         "hidden_act": "gelu", "head_dim": 12, "rope_parameters": LLAMA3,
     }),
+    "granitemoe": ("GraniteMoeForCausalLM", "GraniteMoeConfig", LLAMA | {
+        "embedding_multiplier": 3.0, "logits_scaling": 2.5, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+        "num_local_experts": 5, "num_experts_per_tok": 3, "attention_bias": True, "rms_norm_eps": 1e-3,
+        "tie_word_embeddings": True, "hidden_act": "gelu", "router_aux_loss_coef": 0.02, "rope_parameters": LLAMA3,
+        "head_dim": 12,
+    }),
+    "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", LLAMA | {
+        "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "attention_bias": True,
+        "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "gelu", "router_aux_loss_coef": 0.02,
+        "rope_parameters": YARN,
+    }),
+    "olmoe-plain": ("OlmoeForCausalLM", "OlmoeConfig", LLAMA | {
+        "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2,
+    }),
     "olmo3": ("Olmo3ForCausalLM", "Olmo3Config", LLAMA | {
         "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "attention_bias": True, "rms_norm_eps": 1e-3,
         "tie_word_embeddings": True, "head_dim": 12, "hidden_act": "gelu", "rope_parameters": {

@@ -53,6 +53,18 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any], str]] = {
         "layer_types": ["conv", FULL, "conv"], "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
     }, "lfm2moe"),
+    "granitemoe": ("GraniteMoe", LLAMA | {
+        "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+        "num_local_experts": 4,
+    }, "granitemoe"),
+    "olmoe": ("Olmoe", LLAMA | {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}, "olmoe"),
+    "qwen2-moe": ("Qwen2Moe", LLAMA | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
+    }, "qwen2moe"),
+    "glm4-moe": ("Glm4Moe", LLAMA | ROUTED | {
+        "head_dim": 12, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1, "n_group": 3,
+        "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2, "routed_scaling_factor": 2.5,
+    }, "glm4moe"),
     "qwen3-next": ("Qwen3Next", LLAMA | SQUARE_DELTA | {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16,
     }, "qwen3next"),

@@ -231,7 +231,6 @@ def _lacking(model: Transformer, block: Block) -> str | None:
         "encoders and decoders": model.architecture != "decoder",
         f"{', '.join(unknown)}": bool(unknown) or attention is None,
         f"the activation {model.config.activation}": model.config.activation not in ACTIVATIONS,
-        "a norm that branches share, and scaled branches": block.shared_norm or block.residual_scale != 1.0,
         "factors of layers": block.factor is not None,
         "keys and values that layers share, and keys that are the values": attention is not None
         and (attention.v_proj is None or attention.gives_keys),

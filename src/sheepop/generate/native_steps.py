@@ -75,7 +75,7 @@ class Layer(ctypes.Structure):
         *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, COUNT) for name in ("width", "heads", "kv_heads", "key_width", "value_width", "parallel")),
         ("activation", COUNT),
-        *((name, NUMBER) for name in ("scale", "cap")),
+        *((name, NUMBER) for name in ("scale", "cap", "branch_scale")),
         *((name, POINTER) for name in ("slopes", "sinks")),
         ("experts", ctypes.POINTER(ExpertsOfLayer)),
     ]
@@ -136,10 +136,9 @@ def described_layer(block: Block, activation: str, slopes: Tensor | None) -> Lay
     assert attention is not None and attention.k_proj is not None and attention.v_proj is not None
     # The shared experts of a mixture may have a norm of their own; so may the others, see `described_experts`.
     of_shared = mixture.shared_norm if isinstance(mixture, MixtureOfExperts) else None
-    norms = (
-        (block.attention_norm, block.attention_output_norm),
-        (block.feed_forward_norm if of_shared is None else of_shared, block.feed_forward_output_norm),
-    )
+    # If both branches share a norm, each of them computes it.
+    of_network = of_shared or (block.attention_norm if block.shared_norm else block.feed_forward_norm)
+    norms = (block.attention_norm, block.attention_output_norm), (of_network, block.feed_forward_output_norm)
     branches, is_last = [], block.position == "post"
     for norm, output_norm in norms:
         before, of_sum = (None, None if block.parallel else norm) if is_last else (norm, None)
@@ -157,6 +156,7 @@ def described_layer(block: Block, activation: str, slopes: Tensor | None) -> Lay
         ACTIVATIONS[activation],
         width**-0.5 if attention.scale is None else attention.scale,
         attention.soft_cap or 0.0,
+        block.residual_scale,
         *(address(name, x, torch.float32, heads) for name, x in (("slopes", slopes), ("sinks", attention.sinks))),
         ctypes.pointer(described_experts(mixture)) if isinstance(mixture, MixtureOfExperts) else None,
     )

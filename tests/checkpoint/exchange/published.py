@@ -533,6 +533,39 @@ PUBLISHED: dict[str, Published] = {
             "use_cache": True, "vocab_size": 49155,
         },
     ),
+    "granite-3.1-1b-a400m-instruct": Published(
+        1_334_628_352,
+        {
+            "embedding_scale": 12.0, "residual_scale": 0.22, "attention_scale": 0.015625, "logit_scale": 1 / 6,
+        },
+        {
+            "architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+            "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 512,
+            "logits_scaling": 6.0, "max_position_embeddings": 131072, "model_type": "granitemoe",
+            "num_attention_heads": 16, "num_experts_per_tok": 8, "num_hidden_layers": 24, "num_key_value_heads": 8,
+            "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 0, "residual_multiplier": 0.22,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1500000.0, "router_aux_loss_coef": 0.0,
+            "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.47.0",
+            "use_cache": True, "vocab_size": 49155,
+        },
+    ),
+    "OLMoE-1B-7B-0924": Published(
+        6_919_161_856,
+        {
+            "norm_position": "pre", "qk_norm": "width", "d_ff": 1024, "num_kv_heads": 16, "position_base": 10000.0,
+        },
+        {
+            "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "clip_qkv": None, "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range":
+            0.02, "intermediate_size": 1024, "max_position_embeddings": 4096, "model_type": "olmoe",
+            "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
+            "num_hidden_layers": 16, "num_key_value_heads": 16, "output_router_logits": False, "pad_token_id": 1,
+            "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0",
+            "use_cache": True, "vocab_size": 50304,
+        },
+    ),
     "Olmo-3-1025-7B": Published(
         7_298_011_136,
         {

@@ -37,7 +37,8 @@ CONFIG_CLASSES = {
     "opt": "OPTConfig", "phi": "PhiConfig", "gptj": "GPTJConfig", "gpt_oss": "GptOssConfig",
     "lfm2": "Lfm2Config", "qwen2_moe": "Qwen2MoeConfig", "qwen3_next": "Qwen3NextConfig",
     "qwen3_5_text": "Qwen3_5TextConfig", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
-    "gemma4_text": "Gemma4TextConfig", "lfm2_moe": "Lfm2MoeConfig",
+    "gemma4_text": "Gemma4TextConfig", "lfm2_moe": "Lfm2MoeConfig", "granitemoe": "GraniteMoeConfig",
+    "olmoe": "OlmoeConfig",
 }  # fmt: skip
 
 

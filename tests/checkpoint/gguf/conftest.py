@@ -150,6 +150,20 @@ TOYS: dict[str, tuple[str, Mapping[str, Any]]] = {
         "tie_weights": True,
         "experts": {"count": 4, "per_token": 2, "d_ff": 32, "scores": "sigmoid", "layers": (1, 2)},
     }),
+    "olmoe": ("olmoe", GATED | {
+        "qk_norm": "width", "experts": {"count": 4, "per_token": 2, "normalize": False},
+    }),
+    "qwen2moe": ("qwen2moe", GATED | {
+        "num_kv_heads": 2, "attention_bias": True,
+        "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 2, "shared_gate": True, "normalize": False},
+    }),
+    "glm4moe": ("glm4moe", GATED | {
+        "num_kv_heads": 2, "head_dim": 16, "rotary_fraction": 0.5, "attention_bias": True, "qk_norm": "head",
+        "experts": ROUTED | {"scores": "sigmoid", "groups": 3, "groups_per_token": 2, "group_top": 2},
+    }),
+    "glm4moe-plain": ("glm4moe", GATED | {
+        "rotary_fraction": 0.5, "tie_weights": True, "experts": ROUTED | {"normalize": False, "layers": None},
+    }),
     "qwen3next": ("qwen3next", QWEN | {
         "experts": {"count": 4, "per_token": 2, "d_ff": 32, "shared": 2, "shared_gate": True},
     }),

@@ -115,7 +115,7 @@ FAMILIES: dict[str, Family] = {
         gemma.GEMMA, layer_norm.COHERE, descendants.ERNIE4_5, opt.OPT, layer_norm.PHI, layer_norm.GPTJ,
         descendants.GPT_OSS, hybrid.LFM2, llama.QWEN2_MOE, hybrid.QWEN3_NEXT, hybrid.QWEN3_5, hybrid.QWEN3_5_MOE,
         deepseek.DEEPSEEK_V2, deepseek.DEEPSEEK_V3, deepseek.GLM4_MOE_LITE, deepseek.GLM4_MOE, deepseek.MINICPM3,
-        gemma4.GEMMA4, hybrid.LFM2_MOE,
+        gemma4.GEMMA4, hybrid.LFM2_MOE, descendants.GRANITE_MOE, descendants.OLMOE,
     )
 }  # fmt: skip
 

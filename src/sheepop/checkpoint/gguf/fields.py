@@ -110,9 +110,13 @@ class TiedWeights(Field):
 
 @dataclass(frozen=True)
 class Heads(Field):
-    """The number of heads and their width, which `square` architectures derive from the width of the model."""
+    """The number of heads and their width, which `square` architectures derive from the width of the model.
+
+    If they are not `grouped`, there are as many heads of keys as of queries.
+    """
 
     square: bool = False
+    grouped: bool = True
     covers: ClassVar[tuple[str, ...]] = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -121,6 +125,8 @@ class Heads(Field):
             yield f"value_head_dim = {config.value_size} differs from head_dim = {config.head_size}"
         if self.square and config.num_heads * config.head_size != config.d_model:
             yield f"num_heads = {config.num_heads} x head_dim = {config.head_size} is not d_model = {config.d_model}"
+        if not self.grouped and config.kv_heads != config.num_heads:
+            yield f"num_kv_heads = {config.kv_heads}, but it has as many as num_heads = {config.num_heads}"
 
     def write(self, config: ModelConfig) -> Settings:
         """Returns the numbers of heads, and their width if it has a key."""
@@ -266,12 +272,14 @@ def expert_refusals(experts: ExpertsConfig, usual: Settings) -> Iterator[str]:
 class Experts(Field):
     """Experts in all layers, or in none unless `required`. With `own_width` their width has a separate key.
 
-    With `biased`, router and experts always have biases.
+    With `biased`, router and experts always have biases; `normalizes` is whether the weights of the chosen ones are
+    divided by their sum.
     """
 
     required: bool
     own_width: bool
     biased: bool = False
+    normalizes: bool = True
     covers = ("d_ff", "experts")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -287,13 +295,12 @@ class Experts(Field):
             yield f"experts.shared = {experts.shared}, but it has no shared experts"
         if experts.scores != "softmax":
             yield f"experts.scores = {experts.scores}, but it computes softmax"
-        yield from expert_refusals(experts, {"own_norms": False, "expert_scales": False, "router_scale": 1.0})
+        usual = {"own_norms": False, "expert_scales": False, "router_scale": 1.0, "normalize": self.normalizes}
+        yield from expert_refusals(experts, usual)
         if (experts.groups, experts.scale) != (1, 1.0):
             yield f"experts.groups = {experts.groups} and scale = {experts.scale:g}, but it has neither"
         if experts.router_bias is not self.biased:
             yield f"experts.router_bias = {experts.router_bias}, but its router has {'a' if self.biased else 'no'} bias"
-        if not experts.normalize:
-            yield "experts.normalize = False, but it normalises the weights of the chosen experts"
         if config.feed_forward_bias is not self.biased:
             has = "have" if self.biased else "have no"
             yield f"feed_forward_bias = {config.feed_forward_bias}, but its experts {has} biases"
@@ -317,12 +324,14 @@ class Experts(Field):
             return found
         if given.typed("expert_gating_func", int, _SOFTMAX) not in (0, _SOFTMAX):
             raise given.problem("expert_gating_func", "is not softmax")
-        if not given.typed("expert_weights_norm", bool, True):
-            raise given.problem("expert_weights_norm", "is false, but llama.cpp normalises the weights")
+        if given.typed("expert_weights_norm", bool, self.normalizes) is not self.normalizes:
+            does = "normalises" if self.normalizes else "does not normalise"
+            raise given.problem("expert_weights_norm", f"is {not self.normalizes}, but llama.cpp {does} the weights")
         for key, kind, usual in (("expert_weights_scale", float, (0.0, 1.0)), ("expert_shared_count", int, (0,))):
             if given.typed(key, kind, usual[0]) not in usual:
                 raise given.problem(key, "is not supported for this architecture")
         experts: Settings = {"count": count, "per_token": given.typed(_USED, int), "router_bias": self.biased}
+        experts["normalize"] = self.normalizes
         if self.own_width:
             experts["d_ff"] = given.typed(_EXPERT_FEED_FORWARD, int)
         # A file has no training settings, so the auxiliary losses are off.

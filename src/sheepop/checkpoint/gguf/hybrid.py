@@ -1,6 +1,6 @@
 """Architectures of llama.cpp with latent attention, with layers without attention, or with routed and shared experts.
 
-DeepSeek 2 and 3, LFM 2, Qwen3-Next and Qwen 3.5. `ARCHITECTURES` has these and all others.
+DeepSeek 2 and 3, GLM-4.5, LFM 2, OLMoE, Qwen 2 MoE, Qwen3-Next and Qwen 3.5. `ARCHITECTURES` has these and all others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from sheepop.checkpoint.exchange.tensor_rules import BY_KEY_HEAD, INTERLEAVED, RotaryLast, Stacked, Taps
 from sheepop.checkpoint.gguf.architectures import ARCHITECTURES as OTHERS
 from sheepop.checkpoint.gguf.architectures import LLAMA, architecture, like
-from sheepop.checkpoint.gguf.fields import Biases
+from sheepop.checkpoint.gguf.fields import Biases, Experts, Heads, TiedWeights
 from sheepop.checkpoint.gguf.gemma4 import GEMMA4
 from sheepop.checkpoint.gguf.hybrid_fields import (
     SIGMOID,
@@ -22,6 +22,7 @@ from sheepop.checkpoint.gguf.hybrid_fields import (
     HeadsBesideConvolutions,
     LatentRotary,
     Latents,
+    OptionalHeadNorms,
     PositionSections,
     RoutedExperts,
 )
@@ -31,6 +32,7 @@ from sheepop.checkpoint.gguf.rows import (
     EXPERTS,
     GATED_FEED_FORWARD,
     OUTPUT,
+    OUTPUT_ALWAYS,
     QUERY_KEY_NORMS,
     Role,
     Row,
@@ -160,6 +162,7 @@ _SHARED = tuple(
 _BALANCE = (
     Row("blk.{}.exp_probs_b.bias", ("blocks.{}.feed_forward.router.balance",), Role.PRECISE, optional=True),
 )  # fmt: skip
+_ALWAYS_BALANCED = tuple(replace(row, optional=False) for row in _BALANCE)
 _CONVOLUTIONS = (
     Row(
         "blk.{}.shortconv.conv.weight", (f"{_MIXER}.convolution.taps",), Role.PRECISE, layout=FlatTaps(),
@@ -229,8 +232,29 @@ _LATENT_ROWS = (
 _TABLES = (
     architecture("lfm2", _LFM2, _LFM2_ROWS),
     architecture(
-        "lfm2moe", _LFM2, (*_LFM2_ROWS, *EXPERTS, *(replace(row, optional=False) for row in _BALANCE)),
+        "lfm2moe", _LFM2, (*_LFM2_ROWS, *EXPERTS, *_ALWAYS_BALANCED),
         RoutedExperts((SIGMOID,), leading=True),
+    ),
+    # Muennighoff et al. 2024.
+    architecture(
+        "olmoe", LLAMA,
+        (*EMBEDDING, *_FINAL_NORM, *norms_before(), *separate_attention(), *QUERY_KEY_NORMS, *EXPERTS, *OUTPUT_ALWAYS),
+        *implied(qk_norm="width"), Heads(square=True, grouped=False), Biases("attention_bias", "never"),
+        TiedWeights("always"), Experts(required=True, own_width=False, normalizes=False),
+    ),
+    # Qwen team 2024.
+    architecture(
+        "qwen2moe", LLAMA,
+        (*EMBEDDING, *_FINAL_NORM, *norms_before(), *separate_attention(), *_GATED_EXPERT_ROWS, *OUTPUT_ALWAYS),
+        Heads(square=True), TiedWeights("always"), replace(_GATED_EXPERTS, normalizes=False),
+    ),
+    # GLM-4.5 team 2025.
+    architecture(
+        "glm4moe", LLAMA,
+        (*EMBEDDING, *_FINAL_NORM, *norms_before("post_attention_norm"), *separate_attention(), *QUERY_KEY_NORMS,
+         *GATED_FEED_FORWARD, *EXPERTS, *_SHARED, *_ALWAYS_BALANCED, *OUTPUT),
+        OptionalHeadNorms(), Rotary(partial=True),
+        RoutedExperts((SIGMOID, SOFTMAX), shared="counted", leading=True, choices=True),
     ),
     architecture("qwen3next", _QWEN, (*_QWEN_ROWS, *_delta_net(tiled=False), *_GATED_EXPERT_ROWS), _GATED_EXPERTS),
     architecture(

@@ -30,13 +30,14 @@ class RoutedExperts(Field):
     """Experts in all layers, or in all but the first ones; `shared` is whether and how some process every token.
 
     Files may have a key for the function of the scores, one of `scores`, and with `choices` keys for normalisation,
-    factor and groups of experts.
+    factor and groups of experts. Without these keys `normalizes` says whether the weights are normalised.
     """
 
     scores: tuple[int, ...]
     shared: Literal["none", "counted", "gated"] = "none"
     leading: bool = False
     choices: bool = False
+    normalizes: bool = True
     covers = ("d_ff", "experts")
 
     def refusals(self, config: ModelConfig) -> Iterator[str]:
@@ -54,7 +55,7 @@ class RoutedExperts(Field):
         if (experts.shared > 0, experts.shared_gate) != has_shared:
             yield f"experts.shared = {experts.shared} and shared_gate = {experts.shared_gate}, but it has {self.shared}"
         usual = {"router_bias": False, "own_norms": False, "expert_scales": False, "router_scale": 1.0}
-        usual |= {} if self.choices else {"normalize": True, "scale": 1.0, "groups": 1}
+        usual |= {} if self.choices else {"normalize": self.normalizes, "scale": 1.0, "groups": 1}
         yield from expert_refusals(experts, usual)
         if experts.groups > 1 and experts.group_top != 2:
             yield f"experts.group_top = {experts.group_top}, but it adds two scores"
@@ -94,6 +95,7 @@ class RoutedExperts(Field):
             "count": given.typed("expert_count", int), "per_token": given.typed("expert_used_count", int),
             "d_ff": width,
             "scores": next(name for name, number in _SCORES.items() if number == gating),
+            "normalize": self.normalizes,
             # A file has no training settings, so the auxiliary losses are off.
             "load_balancing_loss": 0.0, "router_z_loss": 0.0,
         }  # fmt: skip
@@ -122,6 +124,21 @@ class RoutedExperts(Field):
 
 
 _SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
+
+
+class OptionalHeadNorms(Field):
+    """Norms of queries and keys over each head, if a file has them (GLM-4.5)."""
+
+    covers = ("qk_norm",)
+
+    def refusals(self, config: ModelConfig) -> Iterator[str]:
+        """Yields a refusal of norms over something else."""
+        if config.qk_norm not in (None, "head"):
+            yield f"qk_norm = {config.qk_norm}, but it normalises each head with the same weights"
+
+    def read(self, given: Given, settings: Settings) -> Settings:
+        """Returns whether the file has them."""
+        return {"qk_norm": "head" if "blk.0.attn_q_norm.weight" in given.tensors else None}
 
 
 class HeadsBesideConvolutions(Heads):

@@ -21,7 +21,7 @@ struct Layer {
   Linear q, k, v, o, gate, up, down;
   int64_t width, heads, kv_heads, key_width, value_width, parallel;
   Activation activation;
-  double scale, cap;
+  double scale, cap, branch_scale;  // of scores, and of the output of a branch
   const float *slopes, *sinks;
   const Experts* experts;  // or null; then `gate`, `up` and `down` are those of the shared experts, or empty
 };
@@ -124,11 +124,12 @@ struct Block {
     return at.normed;
   }
 
-  // x += row r of the output of a branch, with the norms after it.
+  // x += the scaled row r of the output of a branch, with the norms after it.
   void add(const Branch& branch, float* x, int64_t r) const {
     float *from = at.found + r * layer.width, *to = x + r * layer.width;
+    const float factor = static_cast<float>(layer.branch_scale);
     if (branch.after.kind != kNone) normalise(branch.after, from, from);
-    for (int64_t i = 0; i < layer.width; i++) to[i] += from[i];
+    for (int64_t i = 0; i < layer.width; i++) to[i] += factor * from[i];
     if (branch.sum.kind != kNone) normalise(branch.sum, to, to);
   }
 

@@ -1,5 +1,7 @@
 """Families that change Llama in a few points: Granite, SmolLM 3, EXAONE 4, GLM 4, OLMo, Phi-3, gpt-oss and others.
 
+Granite and OLMo have mixtures of experts, too.
+
 MiniCPM has factors of embeddings, sublayers and logits (Hu et al. 2024, "MiniCPM", section 3.1, table 3). Its
 configuration comes with program code, for which its table stands. transformers has no class for it, so a model is
 exported as Granite, which has the same factors.
@@ -22,6 +24,7 @@ from sheepop.checkpoint.exchange.rope_parameters import LayerRopeParameters, Rop
 from sheepop.checkpoint.exchange.tensor_rules import (
     BLOCK,
     EXPERTS,
+    JOINED_EXPERTS,
     QUERY_KEY_VALUE,
     STACKED_EXPERTS,
     TensorRule,
@@ -49,17 +52,37 @@ from sheepop.checkpoint.mapping import (
 )
 from sheepop.model.config import ModelConfig
 
-GRANITE = family(
-    "granite",
-    "GraniteForCausalLM",
-    llama.TENSORS,
+_GRANITE = (
     *llama.llama_fields(32000, 2048, d_ff=11008),
-    llama.MLP_BIAS,
     number("embedding_multiplier", "embedding_scale", 1.0),
     number("residual_multiplier", "residual_scale", 1.0),
     Converted("attention_multiplier", float, 1.0, lambda factor, _: {"attention_scale": factor}, score_scale),
     output_scale("logits_scaling", 1.0, divides=True),
 )
+GRANITE = family("granite", "GraniteForCausalLM", llama.TENSORS, *_GRANITE, llama.MLP_BIAS)
+
+_GRANITE_MIXTURE = f"{LAYER}.block_sparse_moe"
+GRANITE_MOE = family(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    (
+        *llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION,
+        *router(f"{_GRANITE_MIXTURE}.router.layer"),
+        TensorRule(
+            tuple(f"{EXPERTS}.experts.{name}_proj" for name in ("gate", "up")),
+            f"{_GRANITE_MIXTURE}.input_linear.weight",
+            JOINED_EXPERTS,
+        ),
+        TensorRule((f"{EXPERTS}.experts.down_proj",), f"{_GRANITE_MIXTURE}.output_linear.weight"),
+        *llama.HEAD,
+    ),
+    *_GRANITE,
+    *implied(**{"experts.scores": "softmax", "experts.normalize": True, "experts.router_z_loss": 0.0}),
+    count("num_local_experts", "experts.count", 8),
+    size("num_experts_per_tok", "experts.per_token", 2),
+    llama.ROUTER_LOSS,
+    unread("output_router_logits"),
+)  # fmt: skip
 
 
 class _Factors(Field):
@@ -180,6 +203,25 @@ OLMO3 = family(
     *_OLMO,
     windows_by_period(4096, 4),
     LayerRopeParameters(base=500_000.0, sliding_base=500_000.0, sliding_key=None),
+)
+
+# Norms before the sublayers, and over the whole width of queries and keys; experts in every layer.
+OLMOE = family(
+    "olmoe",
+    "OlmoeForCausalLM",
+    (*llama.EMBEDDING, *llama.PRE_NORMS, *llama.ATTENTION, *llama.QWEN_EXPERTS, *llama.HEAD),
+    # The norms are as wide as the model, so heads have no other width.
+    *without(
+        llama.llama_fields(50304, 4096, d_ff=2048, d_model=2048, num_layers=16, num_heads=16, norm_eps=1e-5), "head_dim"
+    ),
+    *implied(**{"qk_norm": "width", "experts.scores": "softmax", "experts.router_z_loss": 0.0}),
+    count("num_experts", "experts.count", 64, "num_local_experts"),
+    size("num_experts_per_tok", "experts.per_token", 8),
+    number("router_aux_loss_coef", "experts.load_balancing_loss", 0.01),
+    llama.NORMALIZES_EXPERTS,
+    fixed("clip_qkv", None),
+    unread("output_router_logits"),
+    whole_heads=True,
 )
 
 GLM4 = family(
