@@ -14,7 +14,7 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from sheepop.core.machine import LIBRARIES, describe_machine, find_compiler, matrix_flags, usable_cores
+from sheepop.core.machine import LIBRARIES, describe_machine, find_compiler, matrix_flags, memory_nodes, usable_cores
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -37,6 +37,21 @@ def test_the_description_is_plain_data():
 def test_the_versions_are_those_of_all_direct_dependencies():
     declared = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
     assert [Requirement(line).name for line in declared] == list(LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    ("memory", "processors", "count"),
+    [(None, None, 1), ("0", "0", 1), ("0-1", "0-1", 2), ("0,2-3", "0-3", 3), ("0-2", "0-1", 2), ("1", "0", 1)],
+)
+def test_memory_near_processors_is_counted(
+    memory: str | None, processors: str | None, count: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sys/devices/system/node"
+    folder.mkdir(parents=True)
+    for name, text in (("has_memory", memory), ("has_cpu", processors)):
+        if text is not None:
+            (folder / name).write_text(text + "\n")
+    assert memory_nodes(tmp_path) == count
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")

@@ -44,22 +44,29 @@ extern "C" void sum(int64_t* numbers, int64_t count, int64_t loops, int64_t thre
   });
 }
 """
-# Writes which thread computed each item of each owner; both threads are there before the first item.
+# Writes which thread computed each item of each owner. Both threads begin before one goes on, and the `late` one waits in
+# its first item for all others. Returns false if there is one thread.
 OWNERS = """
+#include <thread>
 #include "native.h"
-extern "C" void own(int64_t* computed_by, const int64_t* sizes) {
-  std::atomic<int> arrived{0};
+extern "C" bool own(int64_t* computed_by, const int64_t* sizes, int64_t late) {
+  std::atomic<int64_t> threads{0}, begun{0}, done{0};
+#pragma omp parallel num_threads(2)
+  threads++;
+  if (threads < 2) return false;
   together(2, [&](Worker& worker) {
-    arrived++;
-    while (arrived < 2) std::this_thread::yield();
-    bool has_begun = false;
+    bool is_first = true;
     worker.share_parts([&](int64_t owner) { return sizes[owner]; }, [&](int64_t owner, int64_t i) {
       computed_by[(owner ? sizes[0] : 0) + i] = omp_get_thread_num();
-      if (!has_begun) arrived++;
-      has_begun = true;
-      while (arrived < 4) std::this_thread::yield();
+      if (is_first) {
+        begun++;
+        while (begun < 2 || (omp_get_thread_num() == late && done < sizes[0] + sizes[1] - 1)) std::this_thread::yield();
+      }
+      is_first = false;
+      done++;
     });
   });
+  return true;
 }
 """
 needs_compiler = pytest.mark.skipif(compiler_command() is None, reason="there is no C++ compiler")
@@ -198,14 +205,18 @@ def test_threads_share_loops_and_wait_for_their_items(source: Path) -> None:
 @needs_compiler
 def test_a_thread_begins_with_its_own_items_and_helps_with_others(source: Path) -> None:
     """Every pass reads the same rows in the same thread, unless that one is late."""
-    source.write_text("#include <thread>\n" + OWNERS)
+    source.write_text(OWNERS)
     library = native_library(source)
     assert library is not None
+    library.own.restype = ctypes.c_bool
     for sizes in ((1, 1), (3, 200), (200, 3)):
-        computed_by = (ctypes.c_int64 * sum(sizes))(*[-1] * sum(sizes))
-        library.own(computed_by, (ctypes.c_int64 * 2)(*sizes))
-        assert computed_by[0] == 0 and computed_by[sizes[0]] == 1
-        assert set(computed_by) == {0, 1}
+        for late in (0, 1):
+            computed_by = (ctypes.c_int64 * sum(sizes))(*[-1] * sum(sizes))
+            if not library.own(computed_by, (ctypes.c_int64 * 2)(*sizes), ctypes.c_int64(late)):
+                pytest.skip("kernels have one thread here")
+            expected = [1 - late] * sum(sizes)
+            expected[sizes[0] if late else 0] = late
+            assert list(computed_by) == expected
 
 
 @needs_compiler

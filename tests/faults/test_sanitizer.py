@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     *("adapt/test_stored_weight.py", "adapt/test_rounded_products.py"),
     *("generate/test_native_attention.py", "generate/test_native_block.py", "generate/test_half_precision.py"),
-    *("generate/test_sampler.py", "model/test_native_scoring.py"),
+    *("generate/test_sampler.py", "generate/test_native_experts.py", "model/test_native_scoring.py"),
     *("checkpoint/gguf/test_container.py", "checkpoint/gguf/test_quantized_types.py"),
 )
 BEYOND = """

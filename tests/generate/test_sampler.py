@@ -450,6 +450,28 @@ def test_the_kernel_leaves_forbidden_tokens_out_and_the_logits_as_they_are(size:
 
 
 @needs_kernel
+@pytest.mark.parametrize("size", [300, 20_000])
+def test_hidden_tokens_do_not_count_among_the_top_k(size: int) -> None:
+    """Neither those that no row may choose nor those of one row, wherever they rank, even in parts of the vocabulary."""
+    draws = torch.Generator().manual_seed(6)
+    logits = torch.randn(200, size, generator=draws) * 3
+    ranked = logits.sum(0).argsort(descending=True)  # no row's own order
+    forbidden = torch.cat([logits[:20].topk(6).indices[:, 2:].flatten().unique(), ranked[:3]])
+    banned = [(row, int(logits[row].topk(9).indices[row % 9])) for row in range(200)]
+    masked = logits.clone()
+    masked[:, forbidden] = -torch.inf
+    for row, token in banned:
+        masked[row, token] = -torch.inf
+    configs = [GenerationConfig(temperature=3.0, top_k=1 + row % 40, top_p=1.0) for row in range(200)]
+    found = choose_natively(logits, logits, configs, list(range(200)), forbidden, banned)
+    expected = choose_natively(masked, masked, configs, list(range(200)))
+    assert torch.equal(found[:, :3], expected[:, :3])
+    for row, config in enumerate(configs):  # and the kept ones are those of PyTorch
+        kept = warped(masked[row : row + 1], [config])[0] > -torch.inf
+        assert kept[int(found[row, 0])]
+
+
+@needs_kernel
 def test_zeros_with_different_signs_are_equally_likely() -> None:
     """The first zero is the largest score, and its distance to the others is -0 where they have the other sign."""
     configs = [GenerationConfig(temperature=1.0, **kept) for kept in ({"top_p": 0.9}, {"top_k": 3}, {"typical_p": 0.9})]

@@ -167,10 +167,18 @@ def usable_cores() -> float:
     return float(affinity) if quota is None else min(float(affinity), quota)
 
 
-def memory_nodes() -> int:
+def memory_nodes(root: Path = Path("/")) -> int:
     """Returns the number of parts of the memory of which each is near some of the processors (NUMA nodes)."""
-    spans = [span.split("-") for span in system_text("/sys/devices/system/node/has_memory").split(",")]
-    return max(1, sum(int(span[-1]) - int(span[0]) + 1 for span in spans if span[0]))
+    of_memory, of_processors = (
+        {
+            number
+            for span in system_text(root / "sys/devices/system/node" / name).split(",")
+            if span
+            for number in range(int(span.partition("-")[0]), int(span.rpartition("-")[2]) + 1)
+        }
+        for name in ("has_memory", "has_cpu")
+    )
+    return max(1, len(of_memory & of_processors))
 
 
 def find_compiler() -> str | None:

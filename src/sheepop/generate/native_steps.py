@@ -237,6 +237,9 @@ def _of_each(
     return (Linear * shape[0])(*every)
 
 
+_KINDS = 4  # of layers whose tokens are kept: with and without a window, with and without rotation
+
+
 class TokensOfKind:
     """The tokens of a pass as native code sees them in the layers of a kind, with their own copy of the angles."""
 
@@ -269,5 +272,6 @@ def tokens_of(metadata: AttentionMetadata, rotary: Angles | None, block_size: in
         if known.rotary is rotary:
             return known
     made = TokensOfKind(metadata, rotary, block_size, count)
+    del metadata.described[: 1 - _KINDS]
     metadata.described.append(made)
     return made

@@ -115,8 +115,8 @@ inline Floats multiply_add(Floats total, Floats a, Floats b) { return _mm512_fma
 #endif
 
 // e^x for x <= 0: 2^n e^r with |r| <= ln 2 / 2, and for e^r the polynomial 1 + r + ... of degree 5 with the smallest
-// relative error, 1e-7. Beside 1.5 2^23, the numbers that a float can represent are integers, so n is in the lowest bits
-// of a sum, with the offset of exponents.
+// relative error, 1.2e-7; with rounding it is below 2e-7. Beside 1.5 2^23, the numbers that a float can represent are
+// integers, so n is in the lowest bits of a sum, with the offset of exponents.
 inline Floats exponential(Floats x) {
   constexpr float kIntegers = 0x1.8p23f + 127;
   const Floats shifted = multiply_add(spread<Floats>(kIntegers), x, spread<Floats>(1.44269504f));
@@ -204,6 +204,7 @@ class Worker {
     for (int64_t owner = 0; owner < threads; owner++) expected_ += size(owner);
     for (int64_t turn = 0; turn < threads; turn++) {
       const int64_t owner = (thread_ + turn) % threads, count = size(owner);
+      if (count == 0) continue;
       for (int64_t i = take(owner, count); i < count; i = take(owner, count)) {
         work(owner, i);
         if (team_.done.fetch_add(1, std::memory_order_acq_rel) + 1 == expected_) team_.done.notify_all();

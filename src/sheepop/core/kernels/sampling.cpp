@@ -5,17 +5,12 @@
 // token's probability. Top-k, top-p and min-p each keep the tokens up to some (gap, id), in ascending order.
 
 #include <algorithm>
-#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <vector>
 
-#include "native.h"
-
-// For functions whose loops need all registers, which they lack in a large function.
-#define ALONE [[gnu::noinline]]
+#include "race.h"
 
 extern "C" {
 
@@ -39,19 +34,11 @@ struct Choice {
 
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kRounding = 64 * FLT_EPSILON;
 constexpr int kShift = 16;  // keys whose upper 16 bits are equal share a bucket
-constexpr int64_t kBlock = 64;  // tokens, a multiple of the vectors
 constexpr int64_t kChunk = kBlock * kLanes;  // tokens that are added up in floats
 constexpr float kNear = 4.001f;  // a gap that few tokens of a text have, and most of the probability
 constexpr float kNearMass = 0.0183156f;  // e^-4
-
-struct End {
-  float key;
-  int64_t id;
-  bool includes(float other, int64_t number) const { return other < key || (other == key && number <= id); }
-};
 
 inline uint32_t bucket(float key) {
   uint32_t bits;
@@ -65,45 +52,6 @@ struct Memory {
   std::vector<float> masses, keys, tops, hidden;
   std::vector<double> totals;
   std::vector<int64_t> ids, likely, hidden_ids;
-};
-
-// The `kLanes` numbers of x (count,) from i on; `fill` stands for those behind the last one.
-inline Floats some(const float* x, int64_t i, int64_t count, float fill) {
-  if (i + kLanes <= count) return load<Floats>(x + i);
-  Floats found = spread<Floats>(fill);
-  if (i < count) std::memcpy(&found, x + i, (count - i) * sizeof(float));
-  return found;
-}
-
-// The gaps of a row's tokens, computed where they are needed: to write them down takes longer.
-struct Gaps {
-  const float* scores;
-  int64_t count;
-  float best, temperature;
-
-  template <class V>
-  V gap(V score) const { return (best - score) / temperature; }
-  float of(int64_t id) const { return gap(scores[id]); }
-  Floats from(int64_t id) const { return gap(some(scores, id, count, -kInfinity)); }
-
-  // The least score whose gap is below `limit`, or infinity: gaps do not grow with the score.
-  float least_score(float limit) const {
-    int32_t above = ordered(-kInfinity), found = ordered(best);
-    if (!(gap(best) < limit)) return kInfinity;
-    while (found - int64_t{above} > 1) {
-      const int32_t middle = (int64_t{above} + found) >> 1;
-      (gap(score(middle)) < limit ? found : above) = middle;
-    }
-    return score(found);
-  }
-
- private:
-  // The bits of floats as integers of the same order, and back.
-  static int32_t ordered(float score) {
-    const int32_t bits = std::bit_cast<int32_t>(score);
-    return bits < 0 ? INT32_MIN - bits : bits;
-  }
-  static float score(int32_t bits) { return std::bit_cast<float>(bits < 0 ? INT32_MIN - bits : bits); }
 };
 
 // The two largest of some numbers that are not NaN, or -infinity, and whether all numbers are finite.
@@ -120,7 +68,7 @@ inline void rank(Floats part, Floats& first, Floats& second) {
 }
 
 // The `tops` become the largest number of each lane of each chunk.
-ALONE Top largest(const float* x, int64_t count, std::vector<float>& tops) {
+NOINLINE Top largest(const float* x, int64_t count, std::vector<float>& tops) {
   Floats first = spread<Floats>(-kInfinity), second = first, spoiled = {};
   tops.resize((count + kChunk - 1) / kChunk * kLanes);
   for (int64_t begin = 0; begin < count; begin += kChunk) {
@@ -159,7 +107,7 @@ double total_of(int64_t count, const Value& value) {
 }
 
 // log(e^x[0] + ... + e^x[count - 1]); `most` is the largest of x.
-ALONE double log_total(const float* x, int64_t count, float most) {
+NOINLINE double log_total(const float* x, int64_t count, float most) {
   return most + std::log(total_of(count, [&](int64_t i) { return exponential(some(x, i, count, -kInfinity) - most); }));
 }
 
@@ -189,63 +137,6 @@ End shortest(const float* keys, const float* weights, int64_t count, double targ
   return {FLT_MAX, count};
 }
 
-// Every token has an exponentially distributed time, and its mass is the rate. The first tokens to arrive are found.
-struct Race {
-  struct Runner {
-    double time = kInfinity;  // its logarithm, less that of the rate
-    int64_t id = 0;
-  };
-  static constexpr int kPlaces = 8;
-  Runner first[kPlaces];
-
-  explicit Race(uint64_t seed) : seed_(seed) {}
-
-  // The upper 31 bits of SplitMix64 (Steele, Lea and Flood 2014), whose last step changes only the others.
-  static uint64_t mixed(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    return (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  }
-
-  // Lets the tokens up to `end` run, but for those with a mass of 0; `count` is that of whole blocks.
-  ALONE void run(const Gaps& gaps, const float* masses, int64_t count, const End& end) {
-    const float least = std::exp(-end.key) * 0.999f;
-    float bound = kInfinity, slow = least;
-    uint64_t counters[kBlock];
-    for (int64_t i = 0; i < kBlock; i++) counters[i] = (i + 1) * kStep;
-    for (int64_t begin = 0; begin < count; begin += kBlock) {
-      // A time -log(1 - u) is at least u, so most tokens are known to be slower than the last of the first.
-      FloatBits fast = {};
-      for (int64_t i = begin; i < begin + kBlock; i += kLanes) fast |= load<Floats>(masses + i) >= slow;
-      if (!any(fast)) continue;
-      float numbers[kBlock];
-      for (int64_t i = 0; i < kBlock; i++) {
-        const uint64_t bits = mixed(seed_ + begin * kStep + counters[i]);
-        numbers[i] = (static_cast<int32_t>(bits >> 41) + 0.5f) * (2 * kLeast);
-      }
-      FloatBits arrived = {};
-      for (int64_t i = 0; i < kBlock; i += kLanes)
-        arrived |= load<Floats>(numbers + i) <= bound * load<Floats>(masses + begin + i);
-      if (!any(arrived)) continue;
-      for (int64_t i = begin; i < begin + kBlock; i++) {
-        if (!(numbers[i - begin] <= bound * masses[i]) || !end.includes(gaps.of(i), i)) continue;
-        insert({std::log(-std::log1p(-numbers[i - begin])) + gaps.of(i), i});
-        bound = std::exp(first[kPlaces - 1].time) * 1.001;
-        slow = std::max(least, kLeast / bound);
-      }
-    }
-  }
-
- private:
-  static constexpr float kLeast = 0x1p-24f;  // of the random numbers
-  static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
-  uint64_t seed_;
-
-  void insert(Runner runner) {
-    for (Runner& place : first)
-      if (runner.time < place.time) std::swap(runner, place);
-  }
-};
-
 // Keeps the fewest tokens that reach `typical_p`, by the distance of their information from the entropy; the masses of
 // others become 0.
 void keep_typical(double typical_p, const Gaps& gaps, float* masses, int64_t count, Memory& memory) {
@@ -261,8 +152,8 @@ void keep_typical(double typical_p, const Gaps& gaps, float* masses, int64_t cou
 }
 
 // Whether less than the mass `target` of the `total` lies before each of two tokens: of smaller gaps, or of the same and
-// with smaller ids. Most are known to be early after a part of the tokens, when the rest of the total does not lie before.
-ALONE void are_early(double target, double total, const Gaps& gaps, const float* masses, const int64_t (&ids)[2],
+// with smaller ids. Stops as soon as so much mass is known not to lie before either token that both are early.
+NOINLINE void are_early(double target, double total, const Gaps& gaps, const float* masses, const int64_t (&ids)[2],
                      bool (&early)[2]) {
   const int64_t bounds[] = {0, std::min(ids[0], ids[1]), std::max(ids[0], ids[1]), gaps.count};
   const double rest = total * (1 + kRounding) - target;
@@ -313,12 +204,14 @@ void choose_first(uint64_t seed, double target, double total, End end, const Gap
 }
 
 // Finds the end of the first `top_k` tokens and writes the masses of those; returns their sum.
-ALONE double keep_first(int64_t top_k, const Gaps& gaps, End& end, Memory& memory) {
-  auto& tops = memory.tops;  // At least `top_k` tokens have the top_k-th largest of these or more.
+NOINLINE double keep_first(int64_t top_k, const Gaps& gaps, End& end, Memory& memory) {
+  // At least `place` tokens score as much as the place-th largest of the tops, or more; some of them may be hidden since.
+  auto& tops = memory.tops;
+  const int64_t place = top_k + memory.hidden_ids.size();
   float least = -FLT_MAX;
-  if (top_k <= static_cast<int64_t>(tops.size())) {
-    std::nth_element(tops.begin(), tops.begin() + top_k - 1, tops.end(), std::greater<float>());
-    least = gaps.least_score(std::nextafter(gaps.gap(tops[top_k - 1]), kInfinity));
+  if (place <= static_cast<int64_t>(tops.size())) {
+    std::nth_element(tops.begin(), tops.begin() + place - 1, tops.end(), std::greater<float>());
+    least = gaps.least_score(std::nextafter(gaps.gap(tops[place - 1]), kInfinity));
   }
   auto& likely = memory.likely;
   likely.clear();
@@ -343,7 +236,7 @@ ALONE double keep_first(int64_t top_k, const Gaps& gaps, End& end, Memory& memor
   return total;
 }
 
-ALONE void draw(const float* scores, int64_t count, const Settings& settings, Choice& choice, Memory& memory) {
+NOINLINE void draw(const float* scores, int64_t count, const Settings& settings, Choice& choice, Memory& memory) {
   const int64_t padded = (count + kBlock - 1) / kBlock * kBlock;
   const bool has_end = settings.top_k && settings.top_k < count;
   memory.masses.resize(padded);
