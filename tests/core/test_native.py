@@ -44,8 +44,8 @@ extern "C" void sum(int64_t* numbers, int64_t count, int64_t loops, int64_t thre
   });
 }
 """
-# Writes which thread computed each item of each owner. Both threads begin before one goes on, and the `late` one waits in
-# its first item for all others. Returns false if there is one thread.
+# Writes which thread computed each item of each owner. Both threads begin before one goes on, and the `late` one waits
+# in its first item for all others. Returns false if there is one thread.
 OWNERS = """
 #include <thread>
 #include "native.h"

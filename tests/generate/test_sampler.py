@@ -452,7 +452,7 @@ def test_the_kernel_leaves_forbidden_tokens_out_and_the_logits_as_they_are(size:
 @needs_kernel
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_hidden_tokens_do_not_count_among_the_top_k(size: int) -> None:
-    """Neither those that no row may choose nor those of one row, wherever they rank, even in parts of the vocabulary."""
+    """Neither those that no row may choose nor those of one row, wherever they rank."""
     draws = torch.Generator().manual_seed(6)
     logits = torch.randn(200, size, generator=draws) * 3
     ranked = logits.sum(0).argsort(descending=True)  # no row's own order

@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
     "d_model": 32, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "d_ff": 64, "max_seq_len": 128, "dropout": 0.0,
     "norm": "rmsnorm", "activation": "swiglu", "position_encoding": "rope", "bias": False,
 }  # fmt: skip
+NEAR = 1e-3  # a hundred times what the logits of two programs differ by
 BEHIND = {"count": 6, "d_ff": 32, "layers": (1, 2)}
 # By the family that expresses them.
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -80,11 +81,16 @@ def test_native_blocks_write_the_text_of_transformers(family: str, tmp_path: Pat
     generator = Generator(model, tokenizer)
     assert all(type(block) is NativeBlock for block in generator.model.layers)
     config = GenerationConfig(temperature=0, max_new_tokens=24, min_new_tokens=24)
-    together = generator.generate(PROMPTS, config)
+    together, compared = generator.generate(PROMPTS, config), list[int]()
     for prompt, completion in zip(PROMPTS, together, strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])
         expected = theirs.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False,
-            suppress_tokens=SPECIAL, pad_token_id=0,
+            suppress_tokens=SPECIAL, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
-        assert completion.token_ids == expected[0, ids.shape[1] :].tolist()
+        first, second = torch.stack(expected.logits)[:, 0, len(SPECIAL) :].topk(2).values.unbind(-1)
+        ties = (first - second < NEAR).nonzero()
+        count = int(ties[0]) if len(ties) else len(first)  # behind a near tie the texts may part
+        compared.append(count)
+        assert completion.token_ids[:count] == expected.sequences[0, ids.shape[1] :][:count].tolist()
+    assert sum(compared) >= 60
