@@ -40,17 +40,27 @@ def test_the_versions_are_those_of_all_direct_dependencies():
 
 
 @pytest.mark.parametrize(
-    ("memory", "processors", "count"),
-    [(None, None, 1), ("0", "0", 1), ("0-1", "0-1", 2), ("0,2-3", "0-3", 3), ("0-2", "0-1", 2), ("1", "0", 1)],
+    ("memory", "processors", "allowed", "count"),
+    [
+        (None, None, None, 1),
+        ("0", "0", "0", 1),
+        ("0-1", "0-1", None, 2),
+        ("0,2-3", "0-3", "0-7", 3),
+        ("0-2", "0-1", "0-2", 2),
+        ("1", "0", "0-1", 1),
+        ("0-1", "0-1", "1", 1),
+    ],
 )
 def test_memory_near_processors_is_counted(
-    memory: str | None, processors: str | None, count: int, tmp_path: Path
+    memory: str | None, processors: str | None, allowed: str | None, count: int, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "sys/devices/system/node"
-    folder.mkdir(parents=True)
-    for name, text in (("has_memory", memory), ("has_cpu", processors)):
+    """The nodes that a container may use: of a machine with memory cards or processors of their own, not those."""
+    files = {"sys/devices/system/node/has_memory": memory, "sys/devices/system/node/has_cpu": processors}
+    files["proc/self/status"] = None if allowed is None else f"Name:\ttest\nMems_allowed_list:\t{allowed}"
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         if text is not None:
-            (folder / name).write_text(text + "\n")
+            (tmp_path / name).write_text(text + "\n")
     assert memory_nodes(tmp_path) == count
 
 

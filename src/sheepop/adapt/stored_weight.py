@@ -158,8 +158,9 @@ class StoredWeight(Tensor):
         return [part for part in self._parts if part is not None]
 
     def move_to_threads(self) -> None:
-        """Copies the numbers to memory near the threads that read them; see `copied_by_threads`."""
-        self._parts = (copied_by_threads(self._parts[0], are_experts=self.ndim > 2), *self._parts[1:])
+        """Copies all parts to memory near the threads that read them, before the first product."""
+        parts = (part if part is None else copied_by_threads(part, are_experts=self.ndim > 2) for part in self._parts)
+        self._parts = cast(Parts, tuple(parts))
 
     def part(self, number: int, count: int, dimension: int) -> StoredWeight:
         """Returns one of `count` parts along a dimension, cut as by ``torch.chunk`` and as exact as the whole.

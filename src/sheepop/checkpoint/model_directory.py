@@ -152,14 +152,23 @@ def load_model(
         if has_reward_head(directory) and adapter is None:
             add_scalar_head(model, REWARD_HEAD)
         return_freed_memory()  # of the tokenizer
-        load_weights(model, weights(), directory)
+        given = weights()
+    moves = torch.device(device).type == "cpu" and memory_nodes() > 1
+    if moves:  # a buffer would keep the memory that it shares with weights which are copied
+        buffers = {name for name, _ in model.named_buffers()}
+        given = {name: tensor.clone() if name in buffers else tensor for name, tensor in given.items()}
+    load_weights(model, given, directory)
+    del weights, given  # which would keep every weight until all are converted or copied
     return_freed_memory()
     common = dtype or reduce(torch.promote_types, [parameter.dtype for parameter in model.parameters()])
-    moves = torch.device(device).type == "cpu" and not mapped and memory_nodes() > 1
-    for parameter in model.parameters():  # buffers, such as position tables, keep their precision
+    is_mapped = mapped or (directory / LINK).is_file()
+    # Those of a chunk of memory, which have similar sizes, are copied one after another. Buffers, such as position
+    # tables, keep their precision.
+    for parameter in sorted(model.parameters(), key=torch.Tensor.numel, reverse=True):
         if not isinstance(parameter, StoredWeight):
             data = parameter.data.to(common)
-            parameter.data = copied_by_threads(data, are_experts=data.ndim > 2) if moves else data
+            has_experts = data.ndim > 2 and data.shape[1] > 1
+            parameter.data = copied_by_threads(data, are_experts=has_experts) if moves and not is_mapped else data
         elif moves:
             parameter.move_to_threads()
     if adapter is not None:

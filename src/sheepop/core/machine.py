@@ -168,17 +168,20 @@ def usable_cores() -> float:
 
 
 def memory_nodes(root: Path = Path("/")) -> int:
-    """Returns the number of parts of the memory of which each is near some of the processors (NUMA nodes)."""
-    of_memory, of_processors = (
+    """Returns how many parts of the memory, each near some processors (NUMA nodes), this process may use."""
+    status = dict(line.split(":", 1) for line in system_text(root / "proc/self/status").splitlines() if ":" in line)
+    nodes = root / "sys/devices/system/node"
+    lists = (system_text(nodes / "has_memory"), system_text(nodes / "has_cpu"), status.get("Mems_allowed_list", ""))
+    found = [
         {
             number
-            for span in system_text(root / "sys/devices/system/node" / name).split(",")
-            if span
+            for span in text.strip().split(",")
             for number in range(int(span.partition("-")[0]), int(span.rpartition("-")[2]) + 1)
         }
-        for name in ("has_memory", "has_cpu")
-    )
-    return max(1, len(of_memory & of_processors))
+        for text in lists
+        if text.strip()
+    ]
+    return max(1, len(set.intersection(*found))) if found else 1
 
 
 def find_compiler() -> str | None:

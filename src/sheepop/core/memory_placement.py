@@ -6,6 +6,7 @@ A core looks up few addresses in huge pages, and reads up to 1.8 times as fast.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 import threading
 from collections.abc import Iterable
@@ -16,21 +17,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sheepop.core.machine import memory_nodes
+
 _HUGE = 2**21  # bytes of a page on the processors that have them by default
 # Advice for the future, which older systems follow in their own time, and to move the content now (from Linux 6.1 on).
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_COLLAPSE = 14, 15, 25
+_ALIGNED = 64  # bytes of the widest vectors
 
 
 def copied_by_threads(weight: Tensor, *, are_experts: bool = False) -> Tensor:
     """Returns a copy of a matrix on the CPU; `are_experts` if the first dimension counts matrices.
 
     Each of PyTorch's threads writes a share of a matrix's rows and so is the first to touch their memory, which a
-    machine with several nodes of memory then takes from the thread's own. Native kernels begin with the same shares.
+    machine with several nodes of memory then takes from the thread's own. Native kernels begin with about the same
+    shares.
     """
-    found = torch.from_numpy(np.empty(weight.nbytes, np.uint8)).view(weight.dtype).view(weight.shape)
+    memory = np.empty(weight.nbytes + _ALIGNED, np.uint8)
+    memory = memory[-memory.ctypes.data % _ALIGNED :][: weight.nbytes]
+    found = torch.from_numpy(memory).view(weight.dtype).view(weight.shape)
+    # In small pages, because a huge one between two shares would lie where its first bytes are written.
+    _advise(memory, _MADV_NOHUGEPAGE)
     for to, matrix in zip(found, weight, strict=True) if are_experts else [(found, weight)]:
         to.copy_(matrix)
+    _advise(memory, _MADV_HUGEPAGE)
     return found
+
+
+def _advise(memory: np.ndarray, advice: int) -> None:
+    """Gives advice about the whole pages of large memory, on Linux."""
+    begin, size = memory.ctypes.data, mmap.PAGESIZE
+    begin, end = -(-begin // size) * size, (begin + memory.nbytes) // size * size
+    if sys.platform == "linux" and memory.nbytes >= _HUGE:
+        _madvise()(begin, end - begin, advice)
 
 
 def move_to_huge_pages(tensors: Iterable[Tensor]) -> threading.Thread | None:
@@ -47,11 +65,14 @@ def move_to_huge_pages(tensors: Iterable[Tensor]) -> threading.Thread | None:
 
 
 def _move(tensors: list[Tensor]) -> None:
-    """Moves tensors whose neighbours are near together with them, or alone if something between them cannot move."""
+    """Moves tensors whose neighbours are near together with them, or alone if something between them cannot move.
+
+    With several nodes of memory each is moved alone, because a huge page lies on one of them.
+    """
     own = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
     spans = [[own[0]]]
     for each in own[1:]:
-        if each[0] - spans[-1][-1][1] < _HUGE:
+        if each[0] - spans[-1][-1][1] < _HUGE and memory_nodes() == 1:
             spans[-1].append(each)
         else:
             spans.append([each])
