@@ -62,6 +62,11 @@ class KVBlocks:
         self.numbers = zeros(shape, stored, device)
         self.scales = zeros(shape[:3], torch.float32, device) if stored in LARGEST else None
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors."""
+        return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
+
     def described(self, *shape: int) -> Stored:
         """Describes the numbers, which must have this shape, and the scales to a native kernel."""
         numbers = address("the cache", self.numbers, self.numbers.dtype, *shape)
@@ -126,9 +131,8 @@ class KVBlocks:
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copies whole blocks."""
-        for stored in (self.numbers, self.scales):
-            if stored is not None:
-                stored[target] = stored[source]
+        for stored in self.tensors:
+            stored[target] = stored[source]
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
