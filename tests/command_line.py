@@ -111,7 +111,7 @@ def cold(*arguments: object, **environment: str) -> Ended:
 # client has gone. A child ends as Python ends, by the exception that `sys.exit` raises or by that of a fault; one that
 # reaches the end of its program leaves as ``sheepop`` does, without taking all libraries apart.
 SERVER = """
-import gc, json, os, selectors, socket, sys
+import faulthandler, gc, json, os, selectors, signal, socket, sys
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -154,6 +154,7 @@ while True:
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
                 os.close(stream)
+            faulthandler.register(signal.SIGUSR2, file=2)  # shows where a child without end stands
             for number, name in enumerate(("stdin", "stdout", "stderr")):
                 buffering = 1 if number == 2 or number and os.isatty(number) else -1  # as Python opens them
                 stream = open(number, "w" if number else "r", buffering, encoding="utf-8", closefd=False)
@@ -294,12 +295,14 @@ class Started:
         return self._ended
 
     def wait(self, seconds: float = LIMIT) -> Ended:
-        """What became of it after so many seconds at most; raises `TimeoutError`, and kills it, when it has no end."""
+        """What became of it after so many seconds at most.
+
+        If it has no end, kills it and raises `TimeoutError` with what it printed and where its threads stood.
+        """
         deadline = time.monotonic() + seconds
         while (ended := self.poll()) is None:
             if time.monotonic() > deadline:
-                self.kill()
-                raise TimeoutError(f"no end after {seconds:.1f} seconds")
+                raise TimeoutError(f"no end after {seconds:.1f} seconds\n{self.kill_without_end()}")
             time.sleep(0.02)
         return ended
 
@@ -314,6 +317,14 @@ class Started:
         if self.poll() is None:
             self.send_signal(signal.SIGKILL)
         return self.wait()
+
+    def kill_without_end(self) -> str:
+        """Kills it; what it printed, and where its threads stood."""
+        if self.poll() is None:
+            self.send_signal(signal.SIGUSR2)
+            time.sleep(0.5)
+        ended = self.kill()
+        return f"{ended.out}{ended.err}"
 
     def send_signal(self, number: int) -> None:
         """Sends it a signal; nothing happens when it has just ended."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,7 +88,13 @@ class Together:
 
     def run(self, size: int, options: Sequence[str], **more: Any) -> ENDS:
         """What became of them."""
-        return [rank.wait() for rank in self.start(size, options, **more)]
+        ranks = self.start(size, options, **more)
+        try:
+            return [rank.wait() for rank in ranks]
+        except TimeoutError as error:
+            for number, rank in enumerate(ranks):
+                error.add_note(f"rank {number}: {rank.kill_without_end()}")
+            raise
 
     def call(self, size: int, function: Callable[..., None], *arguments: object) -> None:
         """Calls `function` in each of `size` ranks, whose processes have all libraries loaded; none may fail."""
@@ -103,9 +111,11 @@ class Together:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that nobody listens on, of those that no system gives to a socket which asks for any."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
