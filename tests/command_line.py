@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -330,6 +331,14 @@ class Started:
         """Sends it a signal; nothing happens when it has just ended."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, of those that no system gives to a socket which asks for any."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _read(file: IO[bytes]) -> str:

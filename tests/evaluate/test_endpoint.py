@@ -15,6 +15,8 @@ from sheepop.core.errors import DataError, UsageError
 from sheepop.core.http_client import RefusedError
 from sheepop.evaluate.endpoint import Endpoint, Piece
 
+from ..command_line import free_port
+
 Behaviour = Callable[[BaseHTTPRequestHandler], None]
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -265,9 +267,7 @@ def test_an_answer_that_is_too_large_is_not_read_to_its_end(server: Server, wait
 
 
 def test_a_server_that_is_not_there(waits: list[float]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(DataError, match=rf"{url}/v1 cannot be reached: Connection refused \(3 attempts\)\. Check that"):
         Endpoint(url, model="m", attempts=3).ask(HELLO)
     assert waits == [1.0, 2.0]

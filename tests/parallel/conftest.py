@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import secrets
-import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ..command_line import COMMAND, Ended, Launcher, Started
+from ..command_line import COMMAND, Ended, Launcher, Started, free_port
 
 SETTINGS = (
     "tokenizer.algorithm=char",
@@ -108,14 +105,6 @@ class Together:
     def alone(self, options: Sequence[str]) -> Ended:
         """What became of the same command in one process."""
         return self.launcher.run(*options)
-
-
-def free_port() -> int:
-    """A port that nobody listens on, of those that no system gives to a socket which asks for any."""
-    while True:
-        port = 20000 + secrets.randbelow(12000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from sheepop.serve.server import Server
 from sheepop.serve.stock import Description, Source, Stock
 from sheepop.tokenizer import CharTokenizer
 
-from ..command_line import COMMAND, Launcher
+from ..command_line import COMMAND, Launcher, free_port
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -138,11 +138,6 @@ def model_of(registry: Registry, name: str) -> ServedModel:
     model = asyncio.run(registry.entered(name))
     registry.leave(model)
     return model
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sheepop.checkpoint import save_model
 from sheepop.serve.metrics import merged
 
-from ..command_line import Launcher
-from .conftest import WithTemplate, free_port, tiny_network, wait_for
+from ..command_line import Launcher, free_port
+from .conftest import WithTemplate, tiny_network, wait_for
 
 httpx = pytest.importorskip("httpx")
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ import httpx
 from sheepop.checkpoint import save_model
 from sheepop.tokenizer import CharTokenizer
 
-from ..command_line import Launcher, Started
-from .conftest import free_port, tiny_network
+from ..command_line import Launcher, Started, free_port
+from .conftest import tiny_network
 
 SETTINGS = ("server.max_running=8", "server.max_waiting=24", "server.drain_seconds=60")
 

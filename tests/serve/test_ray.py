@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from sheepop.checkpoint.model_directory import load_model, save_model
 from sheepop.generate import GenerationConfig, Generator
 from sheepop.serve.config import ServerConfig
 
+from ..command_line import free_port
 from ..two_nodes import processes_of, two_nodes
 from .conftest import WithTemplate, tiny
 
@@ -41,9 +41,7 @@ class OnRay:
     """``sheepop serve --engine ray`` with two replicas on the cluster."""
 
     def __init__(self, place: Path, address: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         (place / "keys.json").write_text(json.dumps(KEYS))
         command = [
             sys.executable,

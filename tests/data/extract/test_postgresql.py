@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from sheepop.data.extract.config import ExtractConfig
 from sheepop.data.extract.interface import Extracted, ExtractionError, Refused
 from sheepop.data.extract.query import read_query
 
+from ...command_line import free_port
 from ..conftest import Growth
 
 pytestmark = pytest.mark.system
@@ -69,9 +69,7 @@ class Server:
 
 
 def start(folder: Path, owner: dict[str, Any]) -> Server:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = {
         "listen_addresses": "127.0.0.1",
         "fsync": "off",
