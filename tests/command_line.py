@@ -296,7 +296,7 @@ class Started:
         return self._ended
 
     def wait(self, seconds: float = LIMIT) -> Ended:
-        """What became of it after so many seconds at most.
+        """Waits so many seconds at most for its end; returns how it ended.
 
         If it has no end, kills it and raises `TimeoutError` with what it printed and where its threads stood.
         """
@@ -320,7 +320,7 @@ class Started:
         return self.wait()
 
     def kill_without_end(self) -> str:
-        """Kills it; what it printed, and where its threads stood."""
+        """Kills it, and returns what it printed and where its threads stood."""
         if self.poll() is None:
             self.send_signal(signal.SIGUSR2)
             time.sleep(0.5)
@@ -334,7 +334,7 @@ class Started:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, of those that no system gives to a socket which asks for any."""
+    """Returns a port that nobody listens on, below those that systems give to a socket which asks for any."""
     while True:
         port = 20000 + secrets.randbelow(12000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

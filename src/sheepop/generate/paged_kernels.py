@@ -31,13 +31,13 @@ _LEAST_MEMBERS = 16  # rows of the smallest product of matrices in Triton
 
 
 class Stored(ctypes.Structure):
-    """The keys or values of a layer as native code sees them."""
+    """Describes the keys or values of a layer to native code."""
 
     _fields_ = [("numbers", POINTER), ("scales", POINTER)]
 
 
 class Attention(ctypes.Structure):
-    """What attention in a layer reads and writes; ``attention.h`` describes the fields."""
+    """Describes the inputs and the output of attention in a layer to native code; see ``attention.h``."""
 
     _fields_ = [
         ("queries", POINTER),
@@ -64,7 +64,7 @@ class KVBlocks:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors."""
+        """The tensors in which the blocks are stored: the numbers and, in 8 bits, the scales."""
         return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
 
     def described(self, *shape: int) -> Stored:
@@ -73,7 +73,7 @@ class KVBlocks:
         return Stored(numbers, address("the cache's scales", self.scales, torch.float32, *shape[:3]))
 
     def store(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> Tensor:
-        """Stores the keys or values of N tokens in their slots; returns them as they will be read, after rounding."""
+        """Stores the keys or values of N tokens in their slots, and returns them with the rounding of the cache."""
         if fuses(x_NKC.device.type):
             return self.store_by_triton(slot_mapping, x_NKC)
         (blocks, offsets), stored = slot_mapping, self.numbers.dtype
@@ -87,7 +87,7 @@ class KVBlocks:
         return self._read(rounded_NKC, scales_NK)
 
     def _read(self, numbers: Tensor, scales: Tensor | None) -> Tensor:
-        """What stored numbers (..., C) stand for."""
+        """Converts stored numbers (..., C) back to keys or values, with their scales."""
         return numbers.to(self.dtype) if scales is None else (numbers.float() * scales[..., None]).to(self.dtype)
 
     def store_by_triton(self, slot_mapping: tuple[Tensor, Tensor], x_NKC: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class KVBlocks:
         return read_NKC
 
     def gather(self, block_table: Tensor, num_keys: int, beyond: Tensor | None = None) -> Tensor:
-        """The first `num_keys` entries of the blocks of each row of `block_table` (B, M), as (B, K, num_keys, C).
+        """Returns the first `num_keys` entries in the blocks of each row of `block_table` (B, M): (B, K, num_keys, C).
 
         Those `beyond` the end of a row (B, num_keys) become 0: NaN in them would pass any mask of attention.
         """
@@ -125,7 +125,7 @@ class KVBlocks:
         return found if beyond is None else found.masked_fill_(beyond[:, None, :, None], 0)
 
     def grow(self, count: int) -> None:
-        """Adds blocks, so that there are `count`."""
+        """Adds blocks of zeros until there are `count`."""
         self.numbers = grown(self.numbers, count)
         self.scales = None if self.scales is None else grown(self.scales, count)
 
@@ -136,7 +136,7 @@ class KVBlocks:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that on a CPU take memory only where they are used: the system maps pages on the first write.
+    """Returns zeros, which on a CPU take memory only where they are used: the system maps pages on the first write.
 
     They have a mapping of their own, because an allocator that keeps freed memory would write zeros there.
     """
@@ -148,7 +148,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def grown(blocks: Tensor, count: int) -> Tensor:
-    """Returns `blocks` with zeros behind, `count` in all."""
+    """Returns a copy of `blocks` with blocks of zeros appended, `count` blocks in all."""
     found = zeros((count, *blocks.shape[1:]), blocks.dtype, blocks.device)
     found[: len(blocks)] = blocks
     return found
@@ -156,7 +156,7 @@ def grown(blocks: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where R tokens of a pass, its `rows` (R,), find and store keys and values.
+    """Where the R tokens in the `rows` (R,) of a pass read and store keys and values.
 
     `block_table` (R, M) lists the blocks of each token's sequence, `last_positions` (R,) are the last positions that
     they see, and `slot_mapping` is the block, and the offset in it, where the token itself is stored. `window` is how
@@ -176,7 +176,7 @@ class AttentionMetadata:
     described: list[Any] = field(default_factory=list)
 
     def addresses(self) -> list[int | None]:
-        """The addresses of the block table and the tiles for a native kernel."""
+        """Returns the addresses of the block table and the tiles for a native kernel."""
         assert self.tiles is not None
         found = ("the block table", self.block_table), ("the tiles", self.tiles)
         return [address(name, x, torch.int64, *x.shape) for name, x in found]
@@ -190,20 +190,20 @@ def attends_natively(kind: AttentionKind) -> bool:
 
 @cache
 def attention_kernel(stored: torch.dtype) -> Any:
-    """The CPU's kernel for stored keys and values; ``attention.h`` describes its arguments."""
+    """Returns the CPU's kernel for keys and values stored in this data type; see ``attention.h`` for its arguments."""
     return native_function(_SOURCE, f"attend_{name_of(stored)}", [POINTER, COUNT, COUNT, COUNT])
 
 
 @cache
 def storing_kernel(stored: torch.dtype) -> Any:
-    """The CPU's function that stores a key or value; ``attention.h`` describes its arguments."""
+    """Returns the CPU's function that stores a key or value in this data type; see ``attention.h``."""
     return native_function(_SOURCE, f"write_{name_of(stored)}", [POINTER, POINTER, COUNT, POINTER, COUNT])
 
 
 def attend_natively(
     q_RHC: Tensor, keys: KVBlocks, values: KVBlocks, metadata: AttentionMetadata, score: Score, slopes: Tensor | None
 ) -> Tensor:
-    """Attends from R tokens to the positions of their sequences that they see, on a CPU; (R, H, C).
+    """Computes the attention (R, H, C) of R tokens to the positions of their sequences that they see, on a CPU.
 
     A token's result does not depend on the other tokens, nor on the tiles.
     """
@@ -231,12 +231,12 @@ def attend_natively(
 
 
 def attends_by_triton(kind: AttentionKind) -> bool:
-    """Whether these layers are on a GPU, have keys and values in the cache, and Triton is installed."""
+    """Whether Triton is installed and its kernel supports these layers: on a GPU, with keys and values in the cache."""
     return kind.latents is None and fuses(kind.device.type)
 
 
 def tokens_per_tile(dtype: torch.dtype) -> int:
-    """The most tokens in a tile; few of float32, whose products take Triton a minute to compile in larger tiles.
+    """Returns the most tokens in a tile: few in float32, since Triton compiles larger products of it for a minute.
 
     On a CPU few of them let all threads share the work, and are enough to read each key once for many products.
     """
@@ -244,7 +244,7 @@ def tokens_per_tile(dtype: torch.dtype) -> int:
 
 
 def _tile(queries: torch.dtype, in_8_bits: bool, many_tokens: bool) -> tuple[int, int]:
-    """Returns how many positions a program reads at a time, and its pipeline stages; measured as fastest on an H100."""
+    """Returns the positions that a program reads at a time and its pipeline stages, the fastest on an H100."""
     if queries == torch.float32:  # larger tiles take Triton a minute to compile
         return 32, 3
     if in_8_bits:
@@ -255,7 +255,7 @@ def _tile(queries: torch.dtype, in_8_bits: bool, many_tokens: bool) -> tuple[int
 def attend_by_triton(
     q_RHC: Tensor, keys: KVBlocks, values: KVBlocks, metadata: AttentionMetadata, score: Score, slopes: Tensor | None
 ) -> Tensor:
-    """Attends from R tokens to the positions of their sequences that they see, on a GPU; (R, H, C).
+    """Computes the attention (R, H, C) of R tokens to the positions of their sequences that they see, on a GPU.
 
     Tokens that attend alone share the positions among programs that run in parallel (Dao et al. 2023, Flash-Decoding),
     because one program per head would leave most of a GPU idle. The split depends on shapes alone, so that a pass can
