@@ -33,7 +33,8 @@ def import_model(
 ) -> None:
     """Import a model in the format of another program.
 
-    Families: GPT-2, Llama, SmolLM, Mistral, Mixtral, Qwen 2 and 3, Gemma 2 and 3, Phi-3, OLMo 2, GPT-NeoX, BLOOM.
+    Families: Llama, SmolLM, Mistral, Mixtral, Qwen, Gemma, Phi, OLMo, Granite, GLM, DeepSeek, LFM 2, Cohere, gpt-oss,
+    GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM and more; docs/exchange.md lists all.
 
     Examples:
 
