@@ -33,7 +33,7 @@ def import_model(
 ) -> None:
     """Import a model in the format of another program.
 
-    Families: Llama, Mistral, Qwen, Gemma, Phi, OLMo, Granite, GLM, DeepSeek, Cohere, GPT-2 and those in docs/exchange.md.
+    Families: Llama, Mistral, Qwen, Gemma, Phi, OLMo, Granite, GLM, DeepSeek, GPT-2 and more (docs/exchange.md).
 
     Examples:
 
